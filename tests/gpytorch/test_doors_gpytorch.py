@@ -49,6 +49,16 @@ def noise_fixed_at(value):
     return likelihood
 
 
+def test_what_is_no_model_and_no_likelihood_of_gpytorch():
+    """Modules of torch alone."""
+    with pytest.raises(PairError, match="the model must be an ApproximateGP, .* got Linear"):
+        train_svgp(torch.nn.Linear(1, 1), noise_fixed_at(0.1), (X, WAVE), progress=False)
+    own = torch.nn.Identity()
+    own.expected_log_prob = None
+    with pytest.raises(InputError, match="is a likelihood of GPyTorch, such as a GaussianLikelihood; got a Identity"):
+        train_svgp(Model(X[::5]), own, (X, WAVE), progress=False)
+
+
 class TestTheEndAtAConstant:
     def test_a_fixed_noise_is_no_constant(self):
         """Under a noise of 1e-5 a constant costs thousands of nats a row, and no free noise is there to help it."""

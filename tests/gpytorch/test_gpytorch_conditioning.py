@@ -14,6 +14,8 @@ from torchngvi.adapters.gpytorch import (
     predict_with_neighbours,
     refine_svgp,
 )
+from torchngvi.adapters.gpytorch.training import _fitted as remembered
+from torchngvi.adapters.gpytorch.training import remember_rows
 from torchngvi.errors import InputError, PairError
 
 gp = pytest.importorskip("gpytorch")
@@ -199,6 +201,24 @@ class TestConditioning:
                 one = condition(copy.deepcopy(model), likelihood, new[j], targets[i, j])
                 assert float((moments(one, x) - found[:, i, j]).abs().max()) < 1e-8
 
+    @pytest.mark.parametrize("learnt", [False, True])
+    @pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
+    def test_a_fantasy_of_a_fantasy(self, name, learnt):
+        """One row after another, as in a loop of Bayesian optimisation, whether inputs are differentiated or not."""
+        own = None if name == "gaussian" else OTHERS[name][0]().double()
+        model, likelihood, x, y = problem(likelihood=own)
+        y = y if name == "gaussian" else OTHERS[name][1](y)
+        condition(model, likelihood, x[:40], y[:40])
+        fantasy = model
+        for row in range(40, 43):
+            new = x[row : row + 1].requires_grad_(learnt)
+            fantasy = fantasize(fantasy, likelihood, new, y[row : row + 1])
+            condition(model, likelihood, new.detach(), y[row : row + 1])
+        assert apart(fantasy, model, x.detach()) < 1e-8
+        assert fantasy.variational_strategy._variational_distribution.posterior.mean.requires_grad == (
+            learnt and name == "gaussian"
+        )
+
     def test_fantasies_of_gaussian_noise_are_differentiable(self):
         model, likelihood, x, y = problem()
         condition(model, likelihood, x, y)
@@ -219,6 +239,15 @@ class TestConditioning:
             condition(Model(SPANS["something"], batch=(2,)).double(), likelihood, x, y)
         with pytest.raises(InputError, match="takes the labels 0 and 1"):
             condition(model, gp.likelihoods.BernoulliLikelihood(), x, y)
+
+    def test_a_long_stream_is_remembered_by_some_rows(self):
+        """What a later refit is compared with does not grow with the rows."""
+        model = problem()[0]
+        for row in torch.linspace(-2, 2, 1000).double():
+            remember_rows(model, [row.reshape(1, 1)])
+        kept = remembered[model][:, 0]
+        assert 100 < len(kept) <= 256
+        assert (float(kept.min()), float(kept.max())) == (-2.0, 2.0)
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
     def test_refining_on_new_rows_alone_is_told(self, strategy):

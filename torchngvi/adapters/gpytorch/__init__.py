@@ -9,13 +9,23 @@ factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `re
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.gpytorch", "gpytorch"):
-    from torchngvi.adapters.gpytorch.botorch import FantasizingModel, train_mll
-    from torchngvi.adapters.gpytorch.conditioning import condition, fantasize, forget, predict_with_neighbours
+    from torchngvi.adapters.gpytorch.conditioning import (
+        FantasizingModel,
+        condition,
+        fantasize,
+        forget,
+        predict_with_neighbours,
+    )
     from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, variational_posteriors
     from torchngvi.adapters.gpytorch.optimizer import natural_optimizer
-    from torchngvi.adapters.gpytorch.refinement import refine_svgp
     from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-    from torchngvi.adapters.gpytorch.training import TrainingResult, train_svgp, train_svgp_in_batches
+    from torchngvi.adapters.gpytorch.training import (
+        TrainingResult,
+        refine_svgp,
+        train_mll,
+        train_svgp,
+        train_svgp_in_batches,
+    )
 
 __all__ = [
     "FantasizingModel",

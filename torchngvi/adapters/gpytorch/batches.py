@@ -9,9 +9,13 @@ from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, TensorDataset, default_collate
 
 from torchngvi.adapters.gpytorch.latents import Latents
-from torchngvi.arguments import shown
+from torchngvi.arguments import read_instance, shown
 from torchngvi.errors import InputError, PairError
 
+_OF_ONE_TASK = (
+    "For rows of one task each take a model of one function with the number of the task among the inputs, and a kernel "
+    "such as RBFKernel(active_dims=[0]) * IndexKernel(num_tasks=3, active_dims=[1])."
+)
 Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
 
 
@@ -51,7 +55,7 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
             what = ", ".join(type(part).__name__ for part in parts)
             raise InputError(
                 f"batches are pairs (x, y) of tensors; got {what}. Give a DataLoader over TensorDataset(x, y), or "
-                "[(x, y)] for all data at once."
+                f"[(x, y)] for all data at once. {_OF_ONE_TASK if latents.coupled else ''}".rstrip()
             )
         x, y = (part.detach() if part.requires_grad else part for part in parts)
         if x.ndim == 0 or count(x) == 0:
@@ -74,6 +78,11 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
                 f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "
                 "targets, (rows,) of one value a datum and (rows, tasks) of several."
             )
+        if latents.each and y.ndim == 1:
+            raise InputError(
+                f"the model gives {latents.count} values a datum, with a target for each, (rows, {latents.count}); got "
+                f"targets of shape {tuple(y.shape)}. {_OF_ONE_TASK}"
+            )
         yield x, y
 
 
@@ -92,8 +101,9 @@ def all_rows(data: Any, latents: Latents) -> Batch:
     return torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
 
 
-def check_order(likelihood: Likelihood, data: Any) -> None:
-    """Check that the likelihood is one, and that rows which have a noise of their own come in their order."""
+def check_call(model: Any, likelihood: Likelihood, data: Any) -> None:
+    """Check that the model and the likelihood are such, and that rows with a noise of their own come in their order."""
+    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
     if not hasattr(likelihood, "expected_log_prob"):
         instead = (
             "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"

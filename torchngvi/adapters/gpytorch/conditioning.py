@@ -16,7 +16,8 @@ all rows it is the exact Gaussian process whatever the inducing points, and with
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any, Self
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -26,7 +27,7 @@ from gpytorch.means import ZeroMean
 from gpytorch.models import ApproximateGP
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy, _VariationalDistribution
 from linear_operator.operators import DiagLinearOperator
-from torch import Tensor
+from torch import Size, Tensor
 
 from torchngvi.adapters.gpytorch.batches import all_rows
 from torchngvi.adapters.gpytorch.distribution import (
@@ -39,8 +40,8 @@ from torchngvi.adapters.gpytorch.energies import conjugate
 from torchngvi.adapters.gpytorch.kernels import Projection, evaluated, kernels
 from torchngvi.adapters.gpytorch.latents import Latents, latents_of
 from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
-from torchngvi.adapters.gpytorch.refinement import remember_rows
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.training import remember_rows
 from torchngvi.arguments import read_count
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame
@@ -129,10 +130,12 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     >>> fantasy.eval()(x[:1]).mean.sign().tolist()
     [[1.0], [-1.0]]
     """
-    with kept_modes(model):  # without what predictions have left, which cannot be copied
-        fantasy, x = copy.deepcopy(model), x[:, None] if x.ndim == 1 else x
+    with kept_modes(model):  # without what predictions have left, which cannot be copied; nor can what has a graph
+        fantasy = copy.deepcopy(model, {id(part): part for part in model.buffers() if not part.is_leaf})
+    x = x[:, None] if x.ndim == 1 else x
     first = x.reshape(-1, *x.shape[-2:])[0], y.reshape(-1, y.shape[-1])[0]
-    with _given(fantasy, likelihood, *first) as given:
+    learnt = x.requires_grad or y.requires_grad  # without a graph that goes to the hyper-parameters alone
+    with _given(fantasy, likelihood, *first) as given, torch.set_grad_enabled(learnt and torch.is_grad_enabled()):
         strategy = given.strategy
         moments = given.added_to_each(x, y) if given.bound.conjugate else _one_by_one(fantasy, likelihood, x, y)
     shape, size = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1]), strategy.inducing_points.shape[-2]
@@ -146,6 +149,49 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     )
     fantasy.variational_strategy.variational_params_initialized.fill_(1)
     return fantasy.train(model.training)
+
+
+class FantasizingModel:
+    """A mixin that gives a model of BoTorch fantasies: ``class Model(FantasizingModel, SingleTaskVariationalGP): ...``.
+
+    Acquisition functions that look a step ahead, as ``qKnowledgeGradient``, ask for them; for Gaussian noise they are
+    differentiable in the inputs.  Transforms of inputs and outcomes count.
+    """
+
+    model: ApproximateGP
+    likelihood: Likelihood
+    num_outputs: int
+    _input_batch_shape: Size
+    posterior: Callable[..., Any]
+    transform_inputs: Callable[[Tensor], Tensor]
+
+    def fantasize(self, X: Tensor, sampler: Callable[[Any], Tensor], **options: Any) -> Self:
+        """Condition a copy on draws of noisy outcomes at X.
+
+        Args:
+            X: inputs (*batch, rows, features).
+            sampler: makes draws (*draws, *batch, rows, 1) of a posterior of BoTorch.
+            options: for `condition_on_observations`.
+
+        Returns:
+            The copy, of the batch shape (*draws, *batch).
+        """
+        return self.condition_on_observations(X, sampler(self.posterior(X, observation_noise=True)), **options)
+
+    def condition_on_observations(self, X: Tensor, Y: Tensor, **options: Any) -> Self:
+        """Condition a copy on outcomes Y (*batch, rows, 1) at X, at fixed hyper-parameters.
+
+        Raises:
+            PairError: several outcomes.
+        """
+        if self.num_outputs != 1:
+            raise PairError(f"fantasies are of one outcome; the model has {self.num_outputs}.")
+        fantasy = copy.deepcopy(self, {id(self.model): self.model})
+        if hasattr(fantasy, "outcome_transform"):
+            Y = fantasy.outcome_transform.eval()(Y)[0]
+        fantasy.model = fantasize(self.model, self.likelihood, self.transform_inputs(X), Y[..., 0])
+        fantasy._input_batch_shape = fantasy.model.variational_strategy._variational_distribution.batch_shape
+        return fantasy
 
 
 class _Given:
@@ -217,8 +263,9 @@ def _given(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -
 def _one_by_one(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """Means and roots of q with each of several sets of rows, for any likelihood."""
     shape = torch.broadcast_shapes(x.shape[:-2], y.shape[:-1])
-    sets = zip(x.expand(*shape, *x.shape[-2:]).flatten(0, -3), y.expand(*shape, -1).flatten(0, -2), strict=True)
-    found = [_Given(model, likelihood, *rows).added() for rows in sets]
+    inputs = x.expand(*shape, *x.shape[-2:]).reshape(-1, *x.shape[-2:])
+    targets = y.expand(*shape, -1).reshape(-1, y.shape[-1])
+    found = [_Given(model, likelihood, *rows).added() for rows in zip(inputs, targets, strict=True)]
     return tuple(torch.stack(part).reshape(*shape, *part[0].shape) for part in zip(*found, strict=True))
 
 

@@ -139,11 +139,8 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             raise InputError(
                 f"posterior is a Gaussian posterior such as CholeskyGaussian or NaturalGaussian; got {posterior!r}."
             )
-        self.posterior: Gaussian | FlatGaussian
-        if issubclass(posterior, FlatGaussian):
-            self.posterior = posterior.standard(num_inducing_points, batch_shape)
-        else:
-            self.posterior = posterior(num_inducing_points, batch_shape)
+        make = posterior.standard if issubclass(posterior, FlatGaussian) else posterior
+        self.posterior: Gaussian | FlatGaussian = make(num_inducing_points, batch_shape)
         self.register_buffer("_like", torch.empty(0), persistent=False)  # of the model's dtype
         self._passes = 0  # with a gradient that no step has used
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
@@ -451,34 +448,30 @@ def lent_posterior(model: ApproximateGP) -> Iterator[Callable[[], AbstractContex
     lent = NaturalGradientVariationalDistribution(own.num_inducing_points, own.batch_shape, mean_init_std=0.0)
     lent.to(dtype=own.dtype, device=own.device)
     begun = strategy.variational_params_initialized
-    stand_in = strategy
+    holder, name = (model, "variational_strategy") if outer is strategy else (outer, "base_variational_strategy")
+    stand_in, unwhitened = strategy, None
     if not whitened:  # the whitened strategy over the same inducing points
         learn = isinstance(strategy.inducing_points, torch.nn.Parameter)
-        stand_in = VariationalStrategy(model, strategy.inducing_points.detach(), lent, learn, strategy.jitter_val)
+        Z = strategy.inducing_points.detach()
+        stand_in = unwhitened = VariationalStrategy(model, Z, lent, learn, strategy.jitter_val)
         stand_in.inducing_points = strategy.inducing_points
         stand_in.variational_params_initialized.copy_(begun)
         stand_in.train(strategy.training)
     if bool(begun):
-        _give(own, lent, None if whitened else stand_in)
-
-    def put(current: Any) -> None:
-        if outer is strategy:
-            model.variational_strategy = current
-        else:  # of several functions
-            outer.base_variational_strategy = current
+        _give(own, lent, unwhitened)
 
     def lend() -> None:
         stand_in._variational_distribution = lent
-        put(stand_in)
+        setattr(holder, name, stand_in)
         forget(model)
 
     def give_back() -> None:
-        put(strategy)
+        setattr(holder, name, strategy)
         strategy._variational_distribution = own
         strategy.train(stand_in.training)
         begun.copy_(stand_in.variational_params_initialized)
         if bool(begun):
-            _take(own, lent, None if whitened else stand_in)
+            _take(own, lent, unwhitened)
         forget(model)
 
     @contextlib.contextmanager

@@ -44,6 +44,7 @@ class Latents:
     mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
     longest = 1.0  # natural step of all functions at once by which a quadratic energy never rises
     separable = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
+    each = False  # that likelihood takes a target for each of several values of a datum
     correlated = False  # the noise of that likelihood is, so that covariances of the values of a datum count
 
     def __init__(self, strategy: VariationalStrategy, outer: Any) -> None:
@@ -176,6 +177,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
     latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
+    latents.each = latents.coupled and (conjugate(likelihood) or hasattr(likelihood, "quadrature"))  # of one value
     latents.correlated = correlated(likelihood)
     if latents.correlated and latents.separable:
         latents.separable, latents.longest = False, 1.0 / latents.count

@@ -256,11 +256,13 @@ class StartSettings(NamedTuple):
     middle: float = 5.0  # of one that shows in the targets only
     long: float = 20.0  # of the others
     sines: tuple[int, float, float] = (1000, 1.5, 8.0)  # rows at most, least periods in the data, frequencies a period
+    degree: int = 10  # of a polynomial, than which a sine has to explain more, where a smooth function is no period
     chance: tuple[float, float] = (4.0, 5.0)  # nats beyond chance of a sine, and of one beside its multiple
     beside: tuple[float, ...] = (0.02, 2, 3, 4)  # share of the variance of such a sine, and which multiples there are
     unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
     noticed: float = 0.01  # share of such rows that is told
     doubling: float = 0.01  # nats a row that twice as many inducing points have to bring, for inducing="auto"
+    inside: float = 0.1  # of an interval or a bound, from its end to where a search begins, which else stays there
     exact: int = 1500  # rows at most on which the bound is compared with the exact log evidence
 
 
@@ -378,6 +380,7 @@ def period_of(x: Tensor, y: Tensor, feature: int, settings: StartSettings = _SET
     """The period of the sine that explains most beside the other inputs, with its share; infinite where none does.
 
     A multiple of the frequency may explain more than the frequency itself, which explains something beside it then.
+    A smooth function has no period: a polynomial explains as much.
     """
     most, least, density = settings.sines
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
@@ -411,7 +414,12 @@ def period_of(x: Tensor, y: Tensor, feature: int, settings: StartSettings = _SET
     fine = grid[share.argmax()] + torch.linspace(-1, 1, 129).to(t) / (density * reach)
     best = fine[shares(fine, left).argmax()]
     wave = waves(best[None])[..., 0].mT
-    left = left - wave @ torch.linalg.lstsq(wave, left).solution
+    rest = left - wave @ torch.linalg.lstsq(wave, left).solution
+    smooth = torch.linalg.qr((t / reach)[:, None] ** torch.arange(settings.degree + 1, device=x.device)).Q
+    gain = ((left - smooth @ (left @ smooth)).square().sum() / rest.square().sum()).log() * rows / 2
+    if not gain > settings.chance[0]:
+        return math.inf, 0.0
+    left = rest
     smallest, *multiples = settings.beside
     below = shares(best / torch.tensor(multiples).to(t), left).tolist()
     least_share = max(smallest, (math.log(len(multiples)) + settings.chance[1]) / rows)

@@ -1,26 +1,42 @@
-"""The two ways to train a sparse GP: `train_svgp` by L-BFGS on rows in memory, `rounds`, and in batches, `epochs`.
+"""The ways to train a sparse GP: `train_svgp` by L-BFGS on rows in memory, in `rounds`, and in batches, by `epochs`.
 
-In batches q takes natural steps, whose length is said in `natural_steps`, and the hyper-parameters those of any torch
-optimizer, from one evaluation a batch.  In a float32 model the sums over all data are in float64, and so is q from the
-first mini-batch whose step float32 cannot take; at the end q has the model's dtype again.
+In a float32 model the sums over all data are in float64, and so is q from the first mini-batch whose step float32
+cannot take; at the end q has the model's dtype again.  For hyper-parameters that stand still, `refine_svgp` finds q as
+`profile` does, on all rows or on as many as fit, and ends with a verdict by full steps by trial on all of them, `fit`.
 """
 
 import math
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from gpytorch.likelihoods import Likelihood
+from gpytorch import Module
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
+from gpytorch.mlls import VariationalELBO
+from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from gpytorch.models import ApproximateGP
+from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
+from torch import Tensor, sigmoid
+from torch.nn.functional import softplus
 
-from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_order, count
-from torchngvi.adapters.gpytorch.distribution import base_strategy, forget, kept_modes, lent_posterior, unwrapped
+from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_call, count, pairs, row_dimension
+from torchngvi.adapters.gpytorch.distribution import (
+    as_in_predictions,
+    base_strategy,
+    forget,
+    kept_modes,
+    lent_posterior,
+    unwrapped,
+)
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
 from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.latents import latents_of
-from torchngvi.adapters.gpytorch.refinement import forget_rows, refine_svgp, restored_dtype
+from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.adapters.gpytorch.rounds import Rounds
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.adapters.gpytorch.starts import (
@@ -31,14 +47,23 @@ from torchngvi.adapters.gpytorch.starts import (
     double_inducing_points,
     left_open,
 )
-from torchngvi.arguments import read_choice, read_count, read_flag, read_instance, read_list, shown
+from torchngvi.arguments import read_choice, read_count, read_flag, read_list, shown
 from torchngvi.distributed import processes_of, synchronize
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
+from torchngvi.fitting.fit import fit
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
+from torchngvi.methods import IBLR, VN
 from torchngvi.models.sharded import threads
+from torchngvi.posteriors import NaturalGaussian
+from torchngvi.posteriors.gaussian import Gaussian
 
+_AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
+_FIRST = 8  # the first search is on a part of the rows of one in so many
+_ROWS = 4096  # for which the kernel is evaluated at once, or 4M if that is more
+_REMEMBERED = 16  # rows of a call by which a later one sees whether these are given again; in all 16 times as many
+_ENTRIES = 2**26  # of the rows a_n of all functions at most, from which q is searched
 _INTERRUPTED = "because it was interrupted"
 
 
@@ -156,17 +181,9 @@ def train_svgp(
     Warns:
         ScaleWarning: targets on another scale than the model begins with, or a fit no better than a constant function.
 
-    >>> import gpytorch
-    >>> class Model(gpytorch.models.ApproximateGP):
-    ...     def __init__(self, Z):
-    ...         q = gpytorch.variational.CholeskyVariationalDistribution(len(Z))
-    ...         super().__init__(gpytorch.variational.VariationalStrategy(self, Z, q))
-    ...         self.mean_module, self.covar_module = gpytorch.means.ZeroMean(), gpytorch.kernels.RBFKernel()
-    ...     def forward(self, x):
-    ...         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-    >>> x = torch.linspace(-2, 2, 100)[:, None]
-    >>> model, likelihood = Model(x[::10]), gpytorch.likelihoods.GaussianLikelihood()
-    >>> train_svgp(model, likelihood, (x, torch.sin(3 * x[:, 0])), progress=False).refined.converged
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
+    >>> model, likelihood, x, y = example()
+    >>> train_svgp(model, likelihood, (x, y), progress=False).refined.converged
     True
     """
     if others:
@@ -175,8 +192,7 @@ def train_svgp(
             "Write train_svgp(model, likelihood, (x, y))."
         )
     model, likelihood, data = unwrapped(model, likelihood, data)
-    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
-    check_order(likelihood, data)
+    check_call(model, likelihood, data)
     callbacks, rounds = _checked(callbacks), read_count("rounds", rounds, "counts rounds", at_least=0)
     grows, doubling = read_choice("inducing", inducing, ("given", "auto")) == "auto", math.nan
     if grows and checkpoint is not None:
@@ -184,14 +200,16 @@ def train_svgp(
             'a checkpoint holds a run with the inducing points that the model has: with inducing="auto" leave it out.'
         )
     learns = any(p.requires_grad for p in (*model.parameters(), *likelihood.parameters()))
+    moved = (model, likelihood) if rounds > 0 else ()
     if grows and learns and rounds > 1:
-        data, doubling = _grown(model, likelihood, data, rounds // 2)
-    with lent_posterior(model) as returned:
+        with _enforced_bounds(*moved):
+            data, doubling = _grown(model, likelihood, data, rounds // 2)
+    with _enforced_bounds(*moved), lent_posterior(model) as returned:
         model.train()
         likelihood.train()
         latents = latents_of(model, likelihood)
         x, y = all_rows(data, latents)
-        trained = replace(_untrained("because no round was run."), unit="rounds")
+        trained = _untrained("round")
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
             forget_rows(model)
@@ -273,8 +291,7 @@ def train_svgp_in_batches(
     >>> len(train_svgp_in_batches(model, likelihood, batches, 100, adam, epochs=5, progress=False).losses)
     5
     """
-    read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
-    check_order(likelihood, batches)
+    check_call(model, likelihood, batches)
     refine = read_flag("refine", refine)
     epochs = read_count("epochs", epochs, "counts passes over the data", at_least=0)
     processes = None if group is None else processes_of(group)
@@ -299,7 +316,7 @@ def train_svgp_in_batches(
             synchronize(model, group=processes)
             synchronize(likelihood, group=processes)
             processes.same_draws()
-        trained = _untrained("because no epoch was run.")
+        trained = _untrained("epoch")
         if epochs > 0:
             forget_rows(model)
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
@@ -308,6 +325,29 @@ def train_svgp_in_batches(
     if trained.interrupted or not refine:
         return trained
     return trained.refined_by(refine_svgp(model, likelihood, batches, progress=progress))
+
+
+@contextmanager
+def _enforced_bounds(*owners: Any) -> Iterator[None]:
+    """A block in which bounds that are left to the optimizer, as those of BoTorch, hold by a transform."""
+    own = [owner for owner in owners if isinstance(owner, Module)]  # anything else is refused later
+    of_all = [part[1:] for owner in own for part in owner.named_parameters_and_constraints() if part[2] is not None]
+    fixed = {id(bound) for p, bound in of_all if bound.enforced or not p.requires_grad}
+    bounded = {id(p): (p, bound) for p, bound in of_all if id(bound) not in fixed}.values()
+    before, inside = [(bound, bound._transform, bound._inv_transform) for _, bound in bounded], StartSettings().inside
+    for p, bound in bounded:
+        low, high = bound.lower_bound.to(p), bound.upper_bound.to(p)
+        both = bool((high - low).isfinite().all())
+        bound._transform, bound._inv_transform = (sigmoid, inv_sigmoid) if both else (softplus, inv_softplus)
+        margin = inside * (high - low if both else torch.minimum(low.abs(), high.abs()) + inside)
+        p.data = bound.inverse_transform(p.data.clamp(low + margin, high - margin))
+    try:
+        yield
+    finally:
+        for p, bound in bounded:
+            p.data = bound.transform(p.data)
+        for bound, *transforms in before:
+            bound._transform, bound._inv_transform = transforms
 
 
 def _remarked(trained: TrainingResult, sentence: str) -> TrainingResult:
@@ -342,8 +382,9 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
     return data, gain
 
 
-def _untrained(reason: str) -> TrainingResult:
-    return TrainingResult(False, reason, math.nan, math.nan, 0, torch.tensor(False), [])
+def _untrained(unit: str) -> TrainingResult:
+    why, none = f"because no {unit} was run.", torch.tensor(False)
+    return TrainingResult(False, why, math.nan, math.nan, 0, none, [], unit=f"{unit}s")
 
 
 def _trained(
@@ -385,3 +426,172 @@ def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable
     if not all(callable(function) for function in functions):
         raise InputError(f"callbacks {what}; got {shown(callbacks)}.")
     return tuple(functions)
+
+
+def train_mll(mll: _ApproximateMarginalLogLikelihood, closure: Any = None, **options: Any) -> Any:
+    """Train a model of BoTorch by `train_svgp`: ``fit_gpytorch_mll(mll, optimizer=train_mll)``.
+
+    Args:
+        mll: a `VariationalELBO` of the ``model.likelihood`` and the ``model.model`` of a ``SingleTaskVariationalGP``.
+        closure: none, as BoTorch gives it.
+        options: those of `train_svgp`, from ``optimizer_kwargs`` of ``fit_gpytorch_mll``.
+
+    Returns:
+        BoTorch's ``OptimizationResult``.
+
+    Raises:
+        PairError: another objective, a closure.
+    """
+    from botorch.optim.core import OptimizationResult, OptimizationStatus
+
+    if type(mll) is not VariationalELBO or mll.beta != 1 or closure is not None:
+        raise PairError(
+            f"train_mll maximises the ELBO of the rows that the model holds, without a closure; got "
+            f"{type(mll).__name__}. Give VariationalELBO(model.likelihood, model.model, num_data=len(train_X))."
+        )
+    data = mll.model.train_inputs[0], mll.model.train_targets
+    result = train_svgp(mll.model, mll.likelihood, data, **{"progress": False, **options})
+    loss = result.losses[-1] if result.losses else math.nan
+    return OptimizationResult(len(result.losses), loss, OptimizationStatus.SUCCESS, message=result.reason)
+
+
+@torch.no_grad()
+def refine_svgp(
+    model: ApproximateGP,
+    likelihood: Likelihood,
+    batches: Iterable[Batch],
+    *,
+    tolerance: float | None = None,
+    max_evaluations: int = 1000,
+    progress: bool = True,
+) -> FitResult:
+    """Find the optimal q(u) for hyper-parameters as they are, without a step size.
+
+    The q of several functions is searched by steps of all means at once, see `train_svgp`.
+
+    Args:
+        model, likelihood: see `train_svgp`; q may be a full Gaussian of GPyTorch, which is left at the optimum.
+        batches: all of the data, kept in memory.
+        tolerance, max_evaluations: see `torchngvi.fit`.
+        progress: show a bar.
+
+    Returns:
+        The verdict; its loss is the negative ELBO, summed over data.
+
+    Raises:
+        InputError: no data, a K_ZZ that is not positive definite.
+        PairError: a model or a likelihood it cannot serve.
+
+    >>> import gpytorch
+    >>> from torchngvi.adapters.gpytorch.conditioning import example
+    >>> model, _, x, y = example()
+    >>> likelihood = gpytorch.likelihoods.BernoulliLikelihood()
+    >>> refine_svgp(model, likelihood, [(x, (y > 0).double())], progress=False).converged
+    True
+    """
+    check_call(model, likelihood, batches)
+    with lent_posterior(model), kept_modes(model, likelihood):
+        model.train()
+        likelihood.train()
+        as_in_predictions(model)  # where hyper-parameters stay, q is for the function that predicts
+        target = SparseGP(model, likelihood, [])
+        target.batches = _pieces(batches, target)
+        forgotten = _forgotten(target)
+        with restored_dtype(target.posterior) as q:
+            # beside a small noise float32 loses the prior, which is 1 in S
+            q.double()
+            if conjugate(likelihood) or target.coupled or (log_concave(likelihood) and _at_the_prior(q)):
+                _search(target)
+            steps = VN(q) if log_concave(likelihood) else IBLR(q)
+            result = fit(q, target, steps, tolerance=tolerance, max_evaluations=max_evaluations, progress=progress)
+        if forgotten:
+            warnings.warn(f"{forgotten}.", stacklevel=3)
+            return replace(result, reason=f"{result.reason.rstrip('.')}; {forgotten}.")
+    return result
+
+
+# of each model some of the rows for which q was found last
+_fitted: WeakKeyDictionary[ApproximateGP, Tensor] = WeakKeyDictionary()
+
+
+def forget_rows(model: ApproximateGP) -> None:
+    """Forget for which rows q was found before: a training begins, with rows of its own."""
+    _fitted.pop(model, None)
+
+
+def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
+    """Keep some of the rows for which q was found, beside those that are kept already."""
+    total = sum(len(x) for x in parts)
+    some = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
+    kept = torch.cat([_fitted[model].to(some), some]) if model in _fitted else some
+    _fitted[model] = kept[:: 1 + len(kept) // _REMEMBERED**2]
+
+
+def _forgotten(target: SparseGP) -> str:
+    """Say where rows for which q was found before are not among those that are given now; keep some of these."""
+    assert isinstance(target.batches, list)
+    if not target.batches or target.batches[0][0].ndim != 2:
+        return ""
+    before, parts = _fitted.pop(target.model, None), [x for x, _ in target.batches]
+    remember_rows(target.model, parts)
+    total = sum(len(x) for x in parts)
+    if before is None or before.shape[-1] != parts[0].shape[-1]:
+        return ""
+    short = min(before.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)  # rows may be converted
+    before, parts = before.to(parts[0].device, short), [x.to(short) for x in parts]
+    lost = sum(not any(bool((x == row).all(-1).any()) for x in parts) for row in before)
+    if not lost:
+        return ""
+    return (
+        f"q was found for other rows before, of which {lost / len(before):.0%} are not among the {total} rows given "
+        "now: q is for the rows of this call alone, and what the others said is forgotten. Give the old rows and the "
+        "new ones together, or add the new ones by condition(model, likelihood, x, y)"
+    )
+
+
+@contextmanager
+def restored_dtype(q: Gaussian) -> Iterator[Gaussian]:
+    """A block in which q may be converted; at its end q has the dtype again that it had."""
+    dtype = q.dtype
+    try:
+        yield q
+    finally:
+        q.to(dtype)
+
+
+def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
+    """The data in an order of no meaning, in pieces of a good size; untouched where each row has its own noise."""
+    given = list(pairs(batches, target.latents))
+    for _, y in given:
+        check_labels(target.likelihood, y)
+    if not given or given[0][0].ndim == 1 or isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
+        return given
+    row = row_dimension(given[0][1], target.latents)
+    x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
+    order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
+    size = max(_ROWS, 4 * target.posterior.dim)
+    return [(x.index_select(-2, part), y.index_select(row, part)) for part in order.split(size)]
+
+
+def _search(target: SparseGP) -> None:
+    """Bring q to its optimum for all rows, or for a part that fits; not where targets are missing."""
+    x, y = all_rows(target.batches, target.latents)
+    rows, row = count(x), row_dimension(y, target.latents)
+    most = min(rows, _ENTRIES // target.posterior.mean.numel())
+    if isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
+        most = rows
+    if bool(y.isnan().any()):
+        return
+    searches = [(most, 1e-15 if target.coupled else 1e-10)]
+    if not (target.coupled or conjugate(target.likelihood)):  # from a part of the rows q is near
+        searches = [(-(-most // _FIRST), 1e-3), *searches]
+    for size, tolerance in searches:
+        part = x.narrow(-2, 0, size), y.narrow(row, 0, size)
+        bound = ProfiledELBO(target.model, target.likelihood, part, rows, tolerance)
+        as_in_predictions(target.model)
+        bound.search()
+        bound.assign()
+
+
+def _at_the_prior(q: Gaussian) -> bool:
+    return bool((q.kl(NaturalGaussian(q.dim, q.batch_shape, dtype=q.dtype, device=q.device)) < _AT_THE_PRIOR).all())
