@@ -226,11 +226,10 @@ class TestPeriods:
     def test_smooth_functions_have_none(self, noise):
         """Powers, single steps and bumps, and draws whose length scale is a sixteenth of the inputs or more."""
         generator = torch.Generator().manual_seed(0)
-        x, z = (torch.rand(200, 8, generator=generator).double() for _ in range(2))
-        x, z = 4 * x[:, :1] - 2, 3.5 * (z - 0.5)  # of variance 1
-        kernels = [torch.exp(-0.5 * ((x - x.mT) / scale).square()) for scale in (2.0, 1.0, 0.5, 0.25)]
-        roots = [torch.linalg.cholesky(K + 1e-8 * torch.eye(200)) for K in kernels]
-        draws = [root @ z[:, k] for root in roots for k in range(4)]
+        x, z = (scale * (torch.rand(200, 5, generator=generator).double() - 0.5) for scale in (4, 3.5))
+        distances, x = x[:, :1] - x[:, 0], x[:, :1]
+        kernels = [(-0.5 * (distances / scale) ** 2).exp() + 1e-8 * torch.eye(200) for scale in (2.0, 1.0, 0.5, 0.25)]
+        draws = [torch.linalg.cholesky(K) @ column for K in kernels for column in z[:, :4].mT]
         t = x[:, 0]
         for f in (t, t**2, t**3, t.exp(), t.abs(), t.sign(), (3 * t).tanh(), (-4 * t**2).exp(), *draws):
             assert period_of(x, f + noise * f.std() * z[:, 4], 0) == (math.inf, 0.0)
