@@ -747,12 +747,12 @@ class _Response:
         if not self._two or len(self._levels) != 2:
             shown = [*map(str, self._levels[:5]), *[".."] * (len(self._levels) > 5)]
             number = "two classes" if self._two else "a number"
-            also = " For ordered categories take the family 'ordinal', for others 'multinomial'."
-            also *= len(self._levels) > 2
-            raise InputError(
-                f"The response is {number}; {name} holds categories, {', '.join(shown)}. Name the one that counts as "
-                f"1: {name}[{self._levels[-1]}].{also}"
-            )
+            also = f"Name the one that counts as 1: {name}[{self._levels[-1]}]."
+            if len(self._levels) > 2:
+                also += " For ordered categories take the family 'ordinal', for others 'multinomial'."
+            elif not self._two:
+                also = "For two categories take the family 'bernoulli'."
+            raise InputError(f"The response is {number}; {name} holds categories, {', '.join(shown)}. {also}")
         if first:
             last = "is the last category" if isinstance(column.dtype, pd.CategoricalDtype) else "sorts last"
             self._success(str(self._levels[0]), str(self._levels[1]), last)
@@ -784,6 +784,8 @@ class _Response:
             raise InputError(
                 f"{name} has no level {self.success!r}; it has {listed(levels)}.{hint(self.success, levels)}"
             )
+        if first and not self._two:
+            self.notes.append(f"The outcome is 1 for {self.success} and 0 elsewhere; its family is 'bernoulli'.")
         return found.astype(float)
 
     def _categories(self, column: Any, first: bool) -> Any:
