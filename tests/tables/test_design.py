@@ -325,7 +325,7 @@ class TestResponses:
         ("formula", "word", "sentence"),
         [
             ("kind ~ x", "gaussian", r"a number; kind holds categories, a, b, c\. .* as 1: kind\[c\]\. .* 'ordinal'"),
-            ("ja ~ x", "poisson", r"a number; ja holds categories, ja, nein\. For two .* take the family 'bernoulli'\."),
+            ("ja ~ x", "poisson", r"a number; ja holds categories, ja, nein\. For two .* family 'bernoulli'\."),
             ("kind ~ x", "bernoulli", r"The response is two classes; kind holds categories, a, b, c"),
             ("kind[z] ~ x", "bernoulli", r"kind has no level 'z'; it has a, b, c\."),
             ("kind[a] ~ x", "ordinal", r"'a' is to be the success, and the outcome is of categories"),
