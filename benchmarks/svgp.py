@@ -31,7 +31,7 @@ from torchngvi.adapters.gpytorch import (
     SparseGP,
     natural_optimizer,
     refine_svgp,
-    refinement,
+    training,
     variational_posteriors,
 )
 from torchngvi.stepsizes import Constant
@@ -265,9 +265,9 @@ def convergence(rows, size, budget):
             refine_svgp(model, likelihood, batches, max_evaluations=count, progress=False)
         else:
             target = SparseGP(model, likelihood, [])
-            target.batches = refinement._pieces(batches, target)
+            target.batches = training._pieces(batches, target)
             with torch.no_grad():
-                refinement._search(target)
+                training._search(target)
         took, gap = time.process_time() - start, gap_of(q.mean, q.scale_tril)
         what = f"refine_svgp, {count} evaluations" if count else "refine_svgp, search alone"
         print(f"  {what:<28}{took:.2f} s   gap {gap:.1e}", flush=True)
