@@ -1,5 +1,6 @@
 """Models of BoTorch: in a loop, in one call with their transforms, by BoTorch's own call, and with fantasies."""
 
+import math
 import warnings
 from functools import partial
 
@@ -17,6 +18,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     train_mll,
     train_svgp,
 )
+from torchngvi.adapters.gpytorch.training import _enforced_bounds  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
 
 v, c = gp.variational, gp.constraints
@@ -131,6 +133,45 @@ class TestBoTorch:
         assert not bound.enforced
         assert all(bound.check(torch.tensor(value)) for value in (*seen, kernel.lengthscale.item()))
         assert abs(kernel.lengthscale.item() / wanted - 1) < 0.1
+
+    def bounded(self, bound, value, **options):
+        x, y = self.wave()
+        model = TransformedGP(x, y, inducing_points=x[:25])
+        kernel = model.model.covar_module.base_kernel
+        kernel.register_constraint("raw_lengthscale", bound)
+        kernel.raw_lengthscale.data.fill_(value)
+        return model, kernel
+
+    def test_what_lies_within_bounds_begins_where_it_is(self):
+        """And is to the bit as it was where nothing is learnt, as in a call that is refused."""
+        model, kernel = self.bounded(BETWEEN(1e-3, 1e3), 0.5)
+        with _enforced_bounds(model, model.likelihood) as released:
+            assert kernel.raw_lengthscale.item() != 0.5
+            assert abs(kernel.lengthscale.item() - 0.5) < 1e-12
+            with released():
+                assert kernel.raw_lengthscale.item() == 0.5
+            assert abs(kernel.lengthscale.item() - 0.5) < 1e-12
+        assert kernel.raw_lengthscale.item() == 0.5
+        model, kernel = self.bounded(GREATER(1e-4), 5e-5)
+        with pytest.raises(InputError, match="NaN"):
+            train_svgp(model.model, model.likelihood, (self.wave()[0], self.wave()[1][:, 0] * math.nan), progress=False)
+        assert kernel.raw_lengthscale.item() == 5e-5
+
+    def test_callbacks_see_what_can_be_loaded(self):
+        model, kernel = self.bounded(GREATER(0.01), 0.3)
+        kept = []
+        keep = lambda *_: kept.append((kernel.raw_lengthscale.item(), kernel.lengthscale.item()))  # noqa: E731
+        train_svgp(model, rounds=2, callbacks=[keep], progress=False)
+        assert all(raw == value for raw, value in kept)
+        assert abs(kept[-1][0] - kernel.raw_lengthscale.item()) < 1e-12
+
+    @pytest.mark.parametrize("bound", [GREATER(-math.inf), GREATER(torch.tensor([0.01], dtype=torch.float64))])
+    def test_bounds_of_another_kind(self, bound):
+        model, kernel = self.bounded(bound, 0.3)
+        single = model.model.float()
+        with _enforced_bounds(single):
+            assert kernel.lengthscale.dtype == torch.float32
+            assert abs(kernel.lengthscale.item() - 0.3) < 1e-6
 
     def botorch_model(self):
         models = pytest.importorskip("botorch.models", reason="botorch is not installed")

@@ -92,6 +92,18 @@ class TestNeighbours:
         assert found.mean.dtype == torch.float32
         assert float((found.mean - wanted.mean).abs().max()) < 1e-3
 
+    @pytest.mark.parametrize("later", [False, True])
+    def test_gradients_go_through_fantasies_of_fantasies(self, later):
+        model, likelihood, x, y = problem()
+        condition(model, likelihood, x[:40], y[:40])
+
+        def predicted(new):
+            first = fantasize(model, likelihood, new, y[40:41])
+            second = fantasize(first, likelihood, x[41:42].clone().requires_grad_(later), y[41:42])
+            return second.eval()(x[:3]).mean
+
+        assert torch.autograd.gradcheck(predicted, (x[40:41].clone().requires_grad_(),), atol=1e-6)
+
     def test_refusals(self):
         model, likelihood, x, y = problem()
         with pytest.raises(PairError, match="corrected by rows near them for Gaussian noise; got BernoulliLikelihood"):

@@ -206,6 +206,10 @@ def test_the_derivatives_of_a_softmax(features):
     likelihood, y, size = softmax_of(features).double(), classes()[1], features or 3
     mean, variance = torch.randn(size, N).double(), torch.rand(size, N).double()
     wanted = differentiated(lambda *moments: energy(likelihood, y, marginals(*(m.mT for m in moments))), mean, variance)
+    *without, empty = softmax_derivatives(likelihood, y, marginals(mean.mT, variance.mT), 7, curved=False)
+    assert not empty.numel()
+    for a, b in zip(without, wanted[:3], strict=True):
+        close(a, b, 1e-12)
     for a, b in zip(softmax_derivatives(likelihood, y, marginals(mean.mT, variance.mT), 7), wanted, strict=True):
         close(a, b, 1e-12)
 
@@ -287,6 +291,25 @@ class TestTraining:
         result = refine_svgp(model, likelihood, [rows], progress=False)
         assert result.converged
         assert result.evaluations == 1
+
+
+def test_a_likelihood_of_two_functions_with_expectations_of_its_own():
+    """Whatever it inherits, one target a datum is what it takes."""
+
+    class Hetero(gp.likelihoods.likelihood._OneDimensionalLikelihood):
+        def forward(self, f):
+            return torch.distributions.Normal(f[..., 0], f[..., 1].exp())
+
+        def expected_log_prob(self, y, values):
+            mean, variance = values.mean, values.variance
+            error = (y - mean[..., 0]).square() + variance[..., 0]
+            return (
+                -0.5 * (error * (2 * variance[..., 1] - 2 * mean[..., 1]).exp() + math.log(2 * math.pi)) - mean[..., 1]
+            )
+
+    x, y = regression()
+    result = train_svgp(model_of(2), Hetero().double(), (x, y[:, 0]), rounds=1, progress=False)
+    assert result.refined.converged
 
 
 class TestRefusals:

@@ -10,7 +10,7 @@ gp = pytest.importorskip("gpytorch")
 
 from test_gpytorch_rounds import OWN, UNWHITENED, M, Model, N, data, learn, likelihood_of, loss_of, set_up  # noqa: E402
 
-from torchngvi.adapters.gpytorch import refine_svgp, refinement  # noqa: E402
+from torchngvi.adapters.gpytorch import refine_svgp, training  # noqa: E402
 from torchngvi.adapters.gpytorch import rounds as rounds_module  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import choose_inducing_points  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
@@ -80,7 +80,7 @@ class TestLoaders:
         """More than a visit of `refine_svgp` has, which is exact as for fewer."""
         model, _, (x, y) = set_up()
         likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.linspace(0.02, 0.06, N).double())
-        monkeypatch.setattr(refinement, "_ROWS", 64)
+        monkeypatch.setattr(training, "_ROWS", 64)
         assert refine_svgp(model, likelihood, [(x, y)], progress=False).evaluations == 1
 
 

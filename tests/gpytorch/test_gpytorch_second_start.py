@@ -235,6 +235,22 @@ class TestPeriods:
             assert period_of(x, f + noise * f.std() * z[:, 4], 0) == (math.inf, 0.0)
         assert abs(period_of(x, torch.sin(2 * math.pi * t) + noise * z[:, 4], 0)[0] - 1.0) < 0.01
 
+    @pytest.mark.parametrize("cycles", [1.6, 2.0, 2.5])
+    def test_few_cycles_where_nothing_else_is_smooth(self, cycles):
+        """A polynomial explains as much of so few; with no other kernel for that input it is not asked."""
+        generator = torch.Generator().manual_seed(0)
+        x = cycles * torch.rand(300, 1, generator=generator).double()
+        y = torch.sin(2 * math.pi * x[:, 0]) + 0.2 * torch.randn(300, generator=generator).double()
+        assert period_of(x, y, 0) == (math.inf, 0.0)
+        for kernel, found in (
+            (gp.kernels.PeriodicKernel(), 1.0),
+            (gp.kernels.PeriodicKernel() + gp.kernels.RBFKernel(), 0),
+        ):
+            model = SparseModel(NaturalGradientVariationalDistribution(5), torch.zeros(5, 1), kernel).double()
+            begin_periods(model, x, y, lambda: 0.0)
+            period = next(m for m in model.modules() if isinstance(m, gp.kernels.PeriodicKernel)).period_length.item()
+            assert abs(period - (found or math.log(2))) < 0.06
+
     @pytest.mark.parametrize("seed", range(3))
     def test_a_weak_fundamental_in_one_of_many_inputs(self, seed):
         """Beside a linear input, the double frequency is stronger."""

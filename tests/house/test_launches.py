@@ -11,7 +11,7 @@ CEILINGS = {
     "evaluation": 59,
     "step of VN, by trial": 204,
     "step of VN, lr = 0.5": 145,
-    "step of SRVN, lr = 0.5": 154,
+    "step of SRVN, lr = 0.5": 156,
     "step of NGVI, lr = 0.5": 149,
     "step of IFVB, lr = 0.1": 189,
 }

@@ -134,7 +134,8 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
         fantasy = copy.deepcopy(model, {id(part): part for part in model.buffers() if not part.is_leaf})
     x = x[:, None] if x.ndim == 1 else x
     first = x.reshape(-1, *x.shape[-2:])[0], y.reshape(-1, y.shape[-1])[0]
-    learnt = x.requires_grad or y.requires_grad  # without a graph that goes to the hyper-parameters alone
+    # without a graph that goes to the hyper-parameters alone
+    learnt = x.requires_grad or y.requires_grad or any(not part.is_leaf for part in model.buffers())
     with _given(fantasy, likelihood, *first) as given, torch.set_grad_enabled(learnt and torch.is_grad_enabled()):
         strategy = given.strategy
         moments = given.added_to_each(x, y) if given.bound.conjugate else _one_by_one(fantasy, likelihood, x, y)
@@ -205,7 +206,8 @@ class _Given:
         q, given = self.bound.target.posterior, kernels(self.strategy, self.bound.x).projection(torch.float64)
         if not begun:  # the prior, without the noise that a training begins with
             q.initialize_(0.0, 1.0)
-        self.given, self.mean, self.root = given, q.mean.double(), q.scale_tril.double()
+        with torch.enable_grad():  # q of a fantasy may have a graph
+            self.given, self.mean, self.root = given, q.mean.double(), q.scale_tril.double()
         e = given.mean + given.rows @ self.mean
         self.projection = Projection(given.rows @ self.root, e, given.variance)
 

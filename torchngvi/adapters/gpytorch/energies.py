@@ -180,9 +180,11 @@ def _correlated_energy(likelihood: Any, y: Tensor, values: MultitaskMultivariate
 
 @torch.no_grad()
 def softmax_derivatives(
-    likelihood: Any, y: Tensor, values: MultivariateNormal, rows: int = 256
+    likelihood: Any, y: Tensor, values: MultivariateNormal, rows: int = 256, *, curved: bool = True
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """F_n of a softmax over its nodes, its slopes in the means (T, B), twice those in the variances, and W (B, T, T).
+
+    W is left out, (B, 0, T), unless it is asked for by ``curved``: it holds T² numbers a row.
 
     The nodes of so many rows at a time stay in the cache, with the values first, along which exponentials are added.
     """
@@ -198,10 +200,10 @@ def softmax_derivatives(
         p = f.sub_(top).exp_()
         total = p.sum(0)
         q = p.div_(total) if A is None else torch.tensordot(A.mT, p.div_(total), 1)
-        W = -q.movedim(0, 1) @ q.permute(1, 2, 0) / len(z)
-        if A is None:
+        W = -q.movedim(0, 1)[:, : len(q) * curved] @ q.permute(1, 2, 0) / len(z)
+        if curved and A is None:
             W.diagonal(dim1=-2, dim2=-1).add_(q.mean(-1).mT)
-        else:
+        elif curved:
             W += torch.einsum("ct,cb,cu->btu", A, p.mean(-1), A)
         parts.append(((top + total.log()).mean(-1), q.mean(-1), torch.einsum("tbn,nt->tb", q, z) / len(z) / sd, W))
     columns = zip(zip(*parts, strict=True), (0, 1, 1, 0), strict=True)
@@ -240,6 +242,11 @@ def tightened(beta: Tensor, d: Tensor, share: float) -> tuple[Tensor, Tensor]:
 def conjugate(likelihood: Likelihood) -> bool:
     """Whether every F_n is quadratic in the latent values, so that a full natural step is exact."""
     return _function(likelihood.expected_log_prob) in _QUADRATIC
+
+
+def of_one_value(likelihood: Likelihood) -> bool:
+    """Whether every latent value has a target of its own, by the expectations of GPyTorch."""
+    return _function(likelihood.expected_log_prob) in _QUADRATIC | _BY_QUADRATURE
 
 
 def correlated(likelihood: Any) -> bool:

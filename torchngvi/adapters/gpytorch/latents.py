@@ -30,7 +30,7 @@ from linear_operator.operators import BlockDiagLinearOperator, DiagLinearOperato
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy, check_shapes
-from torchngvi.adapters.gpytorch.energies import conjugate, correlated
+from torchngvi.adapters.gpytorch.energies import conjugate, correlated, of_one_value
 from torchngvi.arguments import read_instance
 from torchngvi.errors import PairError
 
@@ -177,7 +177,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
     latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
-    latents.each = latents.coupled and (conjugate(likelihood) or hasattr(likelihood, "quadrature"))  # of one value
+    latents.each = latents.coupled and of_one_value(likelihood)
     latents.correlated = correlated(likelihood)
     if latents.correlated and latents.separable:
         latents.separable, latents.longest = False, 1.0 / latents.count

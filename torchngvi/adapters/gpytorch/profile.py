@@ -100,10 +100,11 @@ class ProfiledELBO:
                 f"got {tuple(self.x.shape)} and {tuple(self.y.shape)}."
             )
         if missing := int(self.y.isnan().sum()):
-            raise InputError(
-                f"{missing} of {self.y.numel()} targets are NaN. Leave these rows out: a row without a target tells "
-                "nothing here."
-            )
+            instead = "Leave these rows out: a row without a target tells nothing here."
+            if target.latents.coupled:
+                mask = 'gpytorch.settings.observation_nan_policy("mask")'
+                instead = f"For rows that lack some of their targets use train_svgp_in_batches within {mask}."
+            raise InputError(f"{missing} of {self.y.numel()} targets are NaN. {instead}")
         check_labels(likelihood, self.y)
         self.num_data = num_data or count(self.x)
         self.weight = self.num_data / count(self.x)

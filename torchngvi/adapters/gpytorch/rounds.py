@@ -134,8 +134,8 @@ class Rounds(Engine):
         return self._standing(told=False)
 
     def one_round(self) -> None:
-        """Learn for a round on the first part of the rows."""
-        self._round(self._part(0))
+        """Learn for a round on as many rows as one function begins with, the same for few inducing points and more."""
+        self._round(self._part(0, _FIRST))
 
     def allows(self, size: int) -> bool:
         """Whether a round with so many inducing points has four rows for each of them."""
@@ -150,11 +150,11 @@ class Rounds(Engine):
         spent = self.evaluated, rounds
         return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise rounds.")
 
-    def _part(self, number: int) -> ProfiledELBO:
+    def _part(self, number: int, least: int = 0) -> ProfiledELBO:
         """The bound on the rows of a round."""
         rows = self.x, self.y
         if self.order is not None:
-            part = self.order[: self.rows(number)]
+            part = self.order[: max(self.rows(number), least)]
             rows = self.x.index_select(-2, part), self.y.index_select(row_dimension(self.y, self.latents), part)
         return ProfiledELBO(self.model, self.likelihood, rows, self.num_data, _TOLERANCE)
 

@@ -321,7 +321,7 @@ class SparseGP(TractableTarget):
         """F_n with α_n and β_n, from one backward pass over numbers; the gradient of `_energy_parameters` beside it."""
         learnt = [p for p in self._energy_parameters() if p.requires_grad] if self.learn else []
         if softmax(self.likelihood) and not learnt:
-            return with_hessian(self, y, mean, variance, share)[0]
+            return with_hessian(self, y, mean, variance, share, curved=False)[0]
         with torch.enable_grad():
             mean, variance = mean.detach().requires_grad_(), variance.detach().requires_grad_()
             energies = energies_of(self, y, mean, variance, share, given_v)
@@ -332,17 +332,18 @@ class SparseGP(TractableTarget):
 
 
 def with_hessian(
-    target: SparseGP, y: Tensor, mean: Tensor, variance: Tensor, share: float
+    target: SparseGP, y: Tensor, mean: Tensor, variance: Tensor, share: float, *, curved: bool = True
 ) -> tuple[Moments, Tensor | None]:
     """F_n with α_n and β_n; of a softmax W_n, its Hessian in the means of the functions, (B, C, C), too."""
     if not softmax(target.likelihood):
         return target._moments(y, mean, variance, share), None
     values, mixing = target.latents.values(mean.detach(), variance.detach()), target.latents.mixing
-    F, slope, curvature, W = softmax_derivatives(target.likelihood, y, values)
+    F, slope, curvature, W = softmax_derivatives(target.likelihood, y, values, curved=curved)
     if mixing is not None:
         mixing = mixing.detach().to(F.dtype)
-        slope, curvature, W = mixing @ slope, mixing.square() @ curvature, mixing @ W @ mixing.mT
-    return Moments(share * F, share * slope, share * curvature), share * W
+        slope, curvature = mixing @ slope, mixing.square() @ curvature
+        W = mixing @ W @ mixing.mT if curved else W
+    return Moments(share * F, share * slope, share * curvature), share * W if curved else None
 
 
 def energies_of(

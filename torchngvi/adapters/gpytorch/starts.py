@@ -256,7 +256,9 @@ class StartSettings(NamedTuple):
     middle: float = 5.0  # of one that shows in the targets only
     long: float = 20.0  # of the others
     sines: tuple[int, float, float] = (1000, 1.5, 8.0)  # rows at most, least periods in the data, frequencies a period
-    degree: int = 10  # of a polynomial, than which a sine has to explain more, where a smooth function is no period
+    degree: int = (
+        10  # of a polynomial, than which a sine has to explain more, where another kernel is for what is smooth
+    )
     chance: tuple[float, float] = (4.0, 5.0)  # nats beyond chance of a sine, and of one beside its multiple
     beside: tuple[float, ...] = (0.02, 2, 3, 4)  # share of the variance of such a sine, and which multiples there are
     unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
@@ -360,13 +362,18 @@ def begin_periods(model: ApproximateGP, x: Tensor, y: Tensor, value: Callable[[]
     """Begin learnt periods of periodic kernels at those of the targets, unless a value is higher there."""
     own = [m for m in model.modules() if isinstance(m, PeriodicKernel) and m.raw_period_length.requires_grad]
     before, start = [kernel.raw_period_length.clone() for kernel in own], math.inf
+    leaves = [m for m in model.modules() if isinstance(m, Kernel) and not any(True for _ in m.sub_kernels())]
+    others = [m.active_dims for m in leaves if not isinstance(m, PeriodicKernel)]
+    smooth = {d for d in range(x.shape[-1]) if any(dims is None or d in dims for dims in others)}
     if own and not left_open(model.variational_strategy):
         start = value()
     for kernel in own:
         dims = torch.arange(x.shape[-1]) if kernel.active_dims is None else kernel.active_dims
         if bool((dims >= x.shape[-1]).any()):  # of inputs that forward makes
             continue
-        periods, shares = torch.tensor([period_of(x, y, int(d)) for d in dims]).to(kernel.period_length).unbind(-1)
+        periods, shares = (
+            torch.tensor([period_of(x, y, int(d), int(d) in smooth) for d in dims]).to(kernel.period_length).unbind(-1)
+        )
         periods = periods if kernel.period_length.shape[-1] == len(dims) else periods[shares.argmax()]
         value_there = torch.where(periods.isfinite(), periods, kernel.period_length)
         if kernel.raw_period_length_constraint.check(value_there):
@@ -376,11 +383,13 @@ def begin_periods(model: ApproximateGP, x: Tensor, y: Tensor, value: Callable[[]
             kernel.raw_period_length.copy_(raw)
 
 
-def period_of(x: Tensor, y: Tensor, feature: int, settings: StartSettings = _SETTINGS) -> tuple[float, float]:
+def period_of(
+    x: Tensor, y: Tensor, feature: int, smooth: bool = True, settings: StartSettings = _SETTINGS
+) -> tuple[float, float]:
     """The period of the sine that explains most beside the other inputs, with its share; infinite where none does.
 
     A multiple of the frequency may explain more than the frequency itself, which explains something beside it then.
-    A smooth function has no period: a polynomial explains as much.
+    Where the function may be ``smooth`` in that input, a sine of which a polynomial explains as much is no period.
     """
     most, least, density = settings.sines
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
@@ -415,10 +424,11 @@ def period_of(x: Tensor, y: Tensor, feature: int, settings: StartSettings = _SET
     best = fine[shares(fine, left).argmax()]
     wave = waves(best[None])[..., 0].mT
     rest = left - wave @ torch.linalg.lstsq(wave, left).solution
-    smooth = torch.linalg.qr((t / reach)[:, None] ** torch.arange(settings.degree + 1, device=x.device)).Q
-    gain = ((left - smooth @ (left @ smooth)).square().sum() / rest.square().sum()).log() * rows / 2
-    if not gain > settings.chance[0]:
-        return math.inf, 0.0
+    if smooth:
+        basis = torch.linalg.qr((t / reach)[:, None] ** torch.arange(settings.degree + 1, device=x.device)).Q
+        gain = ((left - basis @ (left @ basis)).square().sum() / rest.square().sum()).log() * rows / 2
+        if not gain > settings.chance[0]:
+            return math.inf, 0.0
     left = rest
     smallest, *multiples = settings.beside
     below = shares(best / torch.tensor(multiples).to(t), left).tolist()

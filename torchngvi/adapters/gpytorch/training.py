@@ -7,9 +7,11 @@ cannot take; at the end q has the model's dtype again.  For hyper-parameters tha
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -204,7 +206,7 @@ def train_svgp(
     if grows and learns and rounds > 1:
         with _enforced_bounds(*moved):
             data, doubling = _grown(model, likelihood, data, rounds // 2)
-    with _enforced_bounds(*moved), lent_posterior(model) as returned:
+    with _enforced_bounds(*moved) as released, lent_posterior(model) as returned:
         model.train()
         likelihood.train()
         latents = latents_of(model, likelihood)
@@ -215,7 +217,8 @@ def train_svgp(
             forget_rows(model)
             if not engine.several:
                 check_start(model, likelihood, x, y)
-            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, returned, progress, checkpoint)
+            outside = partial(_both, released, returned)
+            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, outside, progress, checkpoint)
         elif left_open(latents.strategy):
             choose_inducing_points(latents.strategy, x)
         forget(model)
@@ -328,26 +331,59 @@ def train_svgp_in_batches(
 
 
 @contextmanager
-def _enforced_bounds(*owners: Any) -> Iterator[None]:
-    """A block in which bounds that are left to the optimizer, as those of BoTorch, hold by a transform."""
+def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """A block in which bounds that are left to the optimizer, as those of BoTorch, hold by a transform.
+
+    It is given a block within it in which they are as they were, as is what has not moved at its end.  A bound of
+    several parameters, or beside another bound of its parameter, is left to the optimizer.
+    """
     own = [owner for owner in owners if isinstance(owner, Module)]  # anything else is refused later
     of_all = [part[1:] for owner in own for part in owner.named_parameters_and_constraints() if part[2] is not None]
-    fixed = {id(bound) for p, bound in of_all if bound.enforced or not p.requires_grad}
-    bounded = {id(p): (p, bound) for p, bound in of_all if id(bound) not in fixed}.values()
-    before, inside = [(bound, bound._transform, bound._inv_transform) for _, bound in bounded], StartSettings().inside
-    for p, bound in bounded:
-        low, high = bound.lower_bound.to(p), bound.upper_bound.to(p)
-        both = bool((high - low).isfinite().all())
-        bound._transform, bound._inv_transform = (sigmoid, inv_sigmoid) if both else (softplus, inv_softplus)
-        margin = inside * (high - low if both else torch.minimum(low.abs(), high.abs()) + inside)
-        p.data = bound.inverse_transform(p.data.clamp(low + margin, high - margin))
-    try:
-        yield
-    finally:
+    of_all = list({(id(p), id(bound)): (p, bound) for p, bound in of_all}.values())
+    alone = Counter(id(part) for pair in of_all for part in pair)
+    bounded = [(p, b) for p, b in of_all if not b.enforced and p.requires_grad and alone[id(p)] == alone[id(b)] == 1]
+    bounded = [(p, b) for p, b in bounded if bool((b.lower_bound > -math.inf).all() | (b.upper_bound < math.inf).all())]
+    given = [(p.data.clone(), b._transform, b._inv_transform) for p, b in bounded]
+    inside, begun = StartSettings().inside, list[Tensor]()
+
+    def enforce() -> None:
         for p, bound in bounded:
-            p.data = bound.transform(p.data)
-        for bound, *transforms in before:
+            low, high = bound.lower_bound.to(p), bound.upper_bound.to(p)
+            both = bool((high - low).isfinite().all())
+            bound._transform, bound._inv_transform = (sigmoid, inv_sigmoid) if both else (softplus, inv_softplus)
+            margin = inside * (high - low if both else torch.minimum(low.abs(), high.abs()) + inside)
+            within = torch.where((p.data > low) & (p.data < high), p.data, p.data.clamp(low + margin, high - margin))
+            p.data = bound.inverse_transform(within).to(p.dtype)
+
+    def release() -> None:
+        for (p, bound), start, (value, *transforms) in zip(bounded, begun, given, strict=True):
+            p.data = value.clone() if torch.equal(p.data, start) else bound.transform(p.data).to(p.dtype)
             bound._transform, bound._inv_transform = transforms
+
+    @contextmanager
+    def released() -> Iterator[None]:
+        values = [p.data for p, _ in bounded]
+        release()
+        try:
+            yield
+        finally:
+            enforce()
+            for (p, _), value in zip(bounded, values, strict=True):
+                p.data = value
+
+    enforce()
+    begun = [p.data.clone() for p, _ in bounded]
+    try:
+        yield released
+    finally:
+        release()
+
+
+@contextmanager
+def _both(outer: Callable[[], AbstractContextManager[None]], inner: Callable[[], AbstractContextManager[None]]) -> Any:
+    """One block within another."""
+    with outer(), inner():
+        yield
 
 
 def _remarked(trained: TrainingResult, sentence: str) -> TrainingResult:
