@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 79_229,
-    "package files": 278,
-    "numeric constants at module level": 324,
+    "package lines": 78_660,
+    "package files": 260,
+    "numeric constants at module level": 209,
     "names of the front door": 44,
-    "test lines": 76_885,
+    "test lines": 76_638,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
     "fit(q, GeneralizedLinear)": 39,
-    "fit(q, log_joint)": 37,
+    "fit(q, log_joint)": 35,
     "mixed(formula, table)": 25,
-    "train_svgp": 44,
-    "fit_guide": 44,
-    "attach": 20,
-    "torchngvi fit --data": 33,
+    "train_svgp": 41,
+    "fit_guide": 42,
+    "attach": 18,
+    "torchngvi fit --data": 32,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers
