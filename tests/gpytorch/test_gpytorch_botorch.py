@@ -134,7 +134,7 @@ class TestBoTorch:
         assert all(bound.check(torch.tensor(value)) for value in (*seen, kernel.lengthscale.item()))
         assert abs(kernel.lengthscale.item() / wanted - 1) < 0.1
 
-    def bounded(self, bound, value, **options):
+    def bounded(self, bound, value):
         x, y = self.wave()
         model = TransformedGP(x, y, inducing_points=x[:25])
         kernel = model.model.covar_module.base_kernel
@@ -168,8 +168,7 @@ class TestBoTorch:
     @pytest.mark.parametrize("bound", [GREATER(-math.inf), GREATER(torch.tensor([0.01], dtype=torch.float64))])
     def test_bounds_of_another_kind(self, bound):
         model, kernel = self.bounded(bound, 0.3)
-        single = model.model.float()
-        with _enforced_bounds(single):
+        with _enforced_bounds(model.model.float()):
             assert kernel.lengthscale.dtype == torch.float32
             assert abs(kernel.lengthscale.item() - 0.3) < 1e-6
 

@@ -275,6 +275,7 @@ class TestParts:
         assert [engine.rows(k) for k in range(5)] == [40, 80, 200, 200, 200]
         monkeypatch.setattr(rounds_module, "_ENTRIES", 100 * M)
         assert [engine.rows(k) for k in range(4)] == [40, 100, 100, 100]
+        assert [engine.rows(0, first) for first in (60, 70, 150)] == [60, 100, 100]  # as inducing="auto" asks
         first, second = engine._part(0), engine._part(1)
         assert torch.equal(second.x[:40], first.x)
         assert first.weight == N / 40

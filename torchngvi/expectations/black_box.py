@@ -31,8 +31,7 @@ class Stein(Drawing):
 
     Raises:
         InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend
-            on theta, or fixed draws are fewer than 2D for a full covariance.
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import VN, CholeskyGaussian, Stein
@@ -143,8 +142,7 @@ class ClosedEntropyStein(Drawing):
 
     Raises:
         InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend
-            on theta, or fixed draws are fewer than 2D for a full covariance.
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -191,8 +189,7 @@ class Reparametrized(Drawing):
 
     Raises:
         InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend
-            on theta, or fixed draws are fewer than 2D for a full covariance.
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -234,8 +231,7 @@ class PathDerivative(Drawing):
 
     Raises:
         InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend
-            on theta, or fixed draws are fewer than 2D for a full covariance.
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
 
     >>> import torch
     >>> from torchngvi import SRVN, CholeskyGaussian

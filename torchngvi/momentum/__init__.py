@@ -92,8 +92,7 @@ class NormalizedMomentum(Momentum):
         norm: "euclidean" for the norm over the coordinates that q has, or "riemannian" for the natural norm.
         beta: the weight β of the past, in [0, 1).
         bias_correction: whether to divide by 1 - βᵗ, so that the first step is a unit vector; without it, this is the
-            form
-            that is analysed in the paper.
+            form that is analysed in the paper.
 
     Raises:
         InputError: if the norm is another one, or beta lies outside [0, 1).

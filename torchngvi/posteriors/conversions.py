@@ -49,7 +49,10 @@ def tangent_moved(
             return new, (diagonal > 0).all(-1)
         case Tangent((vector, matrix)):
             root = here.matrix + matrix
-            return Coordinates(here.vector + vector, root), (structure.diagonal(root) > 0).all(-1)
+            diagonal = structure.diagonal(root)  # columns of what is refused are turned, so that it is a root too
+            return Coordinates(here.vector + vector, structure.scale_columns(root, diagonal.sign())), (
+                diagonal > 0
+            ).all(-1)
     raise NotImplementedError  # `takes` refuses it before
 
 

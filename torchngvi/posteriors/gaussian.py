@@ -355,7 +355,6 @@ class CovarianceRoot(Gaussian):
                 new, inside = structure.positive_root(new)
             case _:
                 (vector, new), inside = tangent_moved(structure, here, move)
-                new = structure.scale_columns(new, structure.diagonal(new).sign())
         return Coordinates(vector, new), structure.everywhere(inside & self._proper(vector, new))
 
     def log_det_root(self) -> Tensor:

@@ -293,7 +293,6 @@ class PrecisionCholeskyGaussian(PrecisionGaussian):
                 vector = mean + structure.tsolve(new, structure.solve(lower, force))
             case _:
                 (vector, new), inside = tangent_moved(structure, here, move)
-                new = structure.scale_columns(new, structure.diagonal(new).sign())
         inverse = structure.inverse(new)
         return Tested.of(vector, new, root=inverse), structure.everywhere(inside & self._proper(vector, inverse))
 

@@ -92,12 +92,14 @@ class Rounds(Engine):
         self.first: list[Tensor] = []  # the hyper-parameters as they were given, until a second start led nowhere
         self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
-    def rows(self, number: int) -> int:
-        """The number of rows of a round."""
+    def rows(self, number: int, first: int | None = None) -> int:
+        """The number of rows of a round, where the first has so many, or 4M if that is more."""
         N, M = self.num_data, self.strategy.inducing_points.shape[-2]
         if self.order is None:
             return N
-        entries, first = _ENTRIES // self.gaussian.batch_shape.numel(), _SEVERAL.first if self.several else _FIRST
+        if first is None:
+            first = _SEVERAL.first if self.several else _FIRST
+        entries = _ENTRIES // self.gaussian.batch_shape.numel()
         most, size = min(N, max(entries // M, 4 * M)), max(first, 4 * M) * 2**number
         return most if 1.5 * size >= most else size
 
@@ -150,11 +152,11 @@ class Rounds(Engine):
         spent = self.evaluated, rounds
         return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise rounds.")
 
-    def _part(self, number: int, least: int = 0) -> ProfiledELBO:
+    def _part(self, number: int, first: int | None = None) -> ProfiledELBO:
         """The bound on the rows of a round."""
         rows = self.x, self.y
         if self.order is not None:
-            part = self.order[: max(self.rows(number), least)]
+            part = self.order[: self.rows(number, first)]
             rows = self.x.index_select(-2, part), self.y.index_select(row_dimension(self.y, self.latents), part)
         return ProfiledELBO(self.model, self.likelihood, rows, self.num_data, _TOLERANCE)
 

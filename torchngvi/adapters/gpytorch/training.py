@@ -347,13 +347,9 @@ def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManag
     inside, begun = StartSettings().inside, list[Tensor]()
 
     def enforce() -> None:
-        for p, bound in bounded:
-            low, high = bound.lower_bound.to(p), bound.upper_bound.to(p)
-            both = bool((high - low).isfinite().all())
+        for _, bound in bounded:
+            both = bool((bound.upper_bound - bound.lower_bound).isfinite().all())
             bound._transform, bound._inv_transform = (sigmoid, inv_sigmoid) if both else (softplus, inv_softplus)
-            margin = inside * (high - low if both else torch.minimum(low.abs(), high.abs()) + inside)
-            within = torch.where((p.data > low) & (p.data < high), p.data, p.data.clamp(low + margin, high - margin))
-            p.data = bound.inverse_transform(within).to(p.dtype)
 
     def release() -> None:
         for (p, bound), start, (value, *transforms) in zip(bounded, begun, given, strict=True):
@@ -372,7 +368,13 @@ def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManag
                 p.data = value
 
     enforce()
-    begun = [p.data.clone() for p, _ in bounded]
+    for p, bound in bounded:
+        low, high = bound.lower_bound.to(p), bound.upper_bound.to(p)
+        width = high - low
+        margin = inside * torch.where(width.isfinite(), width, torch.minimum(low.abs(), high.abs()) + inside)
+        within = torch.where((p.data > low) & (p.data < high), p.data, p.data.clamp(low + margin, high - margin))
+        p.data = bound.inverse_transform(within).to(p.dtype)
+        begun.append(p.data.clone())
     try:
         yield released
     finally:
