@@ -240,6 +240,7 @@ CALLS = {
 @pytest.mark.parametrize("name", BROAD)
 @pytest.mark.parametrize("kind", PRECISION)
 class TestNothingIsDByD:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("call", CALLS)
     def test_of_all_that_a_posterior_offers(self, kind, name, call):
         q = kind(BROAD[name].dim, structure=BROAD[name], dtype=DTYPE)

@@ -76,6 +76,7 @@ GRID = [
 ]
 
 
+@pytest.mark.sparse(5)
 @FORMS
 @pytest.mark.parametrize(("e", "v"), GRID)
 def test_precise_quadrature(form, e, v, monkeypatch):

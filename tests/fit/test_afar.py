@@ -25,6 +25,7 @@ def budget(dim):
     return 200 + 20 * dim
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_narrow_quadratic_far_away(seed):
     """Standard deviations from 1e-6 to 1e-2, 1e4 away: a difference step is no shorter than theta is rounded."""

@@ -55,7 +55,7 @@ METHODS = {
 }
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("every", [1, 3])

@@ -93,6 +93,7 @@ def test_a_logistic_regression_fits():
     assert result.summary() == f"{result}\n{result.verdict}"
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("seed", range(2))
 def test_eight_schools_do_not_fit(seed):
     _, result = run(eight_schools(True), 10, seed)

@@ -101,6 +101,7 @@ class TestPackets:
                 close(x, y, 1e-12)
         close(factors.log_joint(q.mean), dense.log_joint(q.mean) + shift, 1e-12)
 
+    @pytest.mark.sparse(5)
     @pytest.mark.parametrize("structure", [ARROW, TREE], ids=["arrow", "tree"])
     @pytest.mark.parametrize("estimator", [Stein, Reparametrized, ClosedEntropyStein, Hessian, HessianVector])
     def test_every_estimator_of_cliques_is_that_of_the_whole(self, kind, batch, structure, estimator):

@@ -483,6 +483,7 @@ def test_callbacks_are_a_list_of_functions(target, callbacks, got):
 class TestInferenceMode:
     """In `torch.inference_mode` tensors have neither gradients nor versions: a fit steps out of it."""
 
+    @pytest.mark.sparse(3)
     @BOTH
     @pytest.mark.parametrize("name", POSTERIORS)
     @pytest.mark.parametrize("made", ["before", "in it"])

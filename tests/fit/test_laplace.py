@@ -48,6 +48,7 @@ def derivatives(target, theta):
     return torch.func.grad(energy)(theta), torch.autograd.functional.hessian(energy, theta)
 
 
+@pytest.mark.sparse(5)
 @posteriors
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gamma", [0.5, 2.0])

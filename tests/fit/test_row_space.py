@@ -126,6 +126,7 @@ def test_leukemia_without_a_choice(libsvm_folder):
     assert result.evaluations <= 20
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("seed", range(3))
 def test_leukemia_from_afar(seed, libsvm_folder):
     """A narrow q far off, where steps of Newton fail one after another: they alternate with the natural gradient."""

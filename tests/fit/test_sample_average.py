@@ -195,6 +195,7 @@ def test_quadratics_are_exact(family):
         torch.testing.assert_close(q.variance.reciprocal(), H.diagonal(), rtol=0.2, atol=0)
 
 
+@pytest.mark.sparse(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("gamma", [0.5, 1.0])
 @pytest.mark.usefixtures("pooled")
@@ -735,6 +736,7 @@ def test_an_untried_step_is_learnt_from():
     assert kept == [0.0, 0.0, 0.0, 1.0, 2.0, 3.0]  # the first two steps are long and tell nothing
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.usefixtures("no_pool")
 def test_the_minima_of_several_sets_are_averaged(monkeypatch, seed):

@@ -249,6 +249,7 @@ def test_rats_by_others(family, options, loss):
     assert result.gradients + 0.4 * result.values < 25_000
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(
     ("family", "options"),
     [
@@ -353,6 +354,7 @@ class TestAnother:
                     torch.testing.assert_close(q.scale_tril, place[1])
                     starts.narrowed = None
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("seed", [0, 1])
     def test_one_that_comes_back_costs_no_more_and_leaves_all_as_it_was(self, seed, no_other_start):
         """q, its pool and the reason are those of a fit that tries no other, to the last bit."""
@@ -500,6 +502,7 @@ class Counted:
 
 
 class TestBudgets:
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize("most", [1, 5, 20, 300, 1000, 3000, 8000])
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
     @pytest.mark.usefixtures("pooled")

@@ -4,7 +4,6 @@ import contextlib
 import copy
 import doctest
 import math
-import pickle
 import runpy
 from pathlib import Path
 
@@ -110,26 +109,6 @@ class TestIdentities:
         step(model, mll, natural_optimizer(mll, lr=1.0), x, y)
         close(mll(model(x), y).detach() * N, collapsed_bound(model, likelihood, x, y), IDENTITY)
 
-    @pytest.mark.parametrize("family", FULL)
-    @pytest.mark.parametrize("likelihood", [gaussian, lambda: gp.likelihoods.BernoulliLikelihood().double()])
-    def test_five_steps_of_ngd(self, family, likelihood):
-        x, y = data()
-        likelihood = likelihood()
-        y = (y > 0).double() if isinstance(likelihood, gp.likelihoods.BernoulliLikelihood) else y
-        ours = model_with(NGVD(M, mean_init_std=0.0, posterior=family))
-        theirs = model_with(gp.variational.NaturalVariationalDistribution(M, mean_init_std=0.0))
-        mlls = [gp.mlls.VariationalELBO(likelihood, model, num_data=N) for model in (ours, theirs)]
-        natural = natural_optimizer(mlls[0], lr=0.3)
-        ngd = gp.optim.NGD(theirs.variational_parameters(), num_data=N, lr=0.3)
-        for batch in torch.randperm(N, generator=torch.Generator().manual_seed(1)).split(20) * 2:
-            losses = [
-                step(m, e, o, x[batch], y[batch]) for m, e, o in zip((ours, theirs), mlls, (natural, ngd), strict=True)
-            ]
-            close(losses[0], losses[1], IDENTITY)
-        a, b = (m.variational_strategy.variational_distribution for m in (ours.eval(), theirs.eval()))
-        close(a.mean.detach(), b.mean.detach(), IDENTITY)
-        close(a.covariance_matrix.detach(), b.covariance_matrix.detach(), IDENTITY)
-
 
 def strategies():
     """Name -> the model, with what it needs."""
@@ -217,68 +196,6 @@ class TestStrategies:
 
 
 class TestDistribution:
-    @pytest.mark.parametrize("family", FULL)
-    def test_it_is_the_posterior(self, family):
-        """Mean, covariance, solves, densities and draws agree with q's own."""
-        torch.manual_seed(0)
-        d = NGVD(3, (2,), posterior=family).double()
-        root = torch.randn(2, 3, 3, dtype=torch.float64).tril() + 3 * torch.eye(3, dtype=torch.float64)
-        q = d.posterior.initialize_(torch.randn(2, 3, dtype=torch.float64), root)
-        u = torch.randn(2, 3, dtype=torch.float64)
-        distribution = d()
-        assert d.shape() == torch.Size([2, 3])
-        assert (d.dtype, d.device) == (torch.float64, torch.device("cpu"))
-        close(distribution.mean, q.mean, EXACT)
-        close(distribution.covariance_matrix, q.covariance, EXACT)
-        close(distribution.log_prob(u), q.log_prob(u), IDENTITY)
-        right = u[..., None]
-        close(distribution.lazy_covariance_matrix.solve(right), torch.linalg.solve(q.covariance, right), IDENTITY)
-        close(
-            distribution.lazy_covariance_matrix.solve(right, right.mT),
-            right.mT @ torch.linalg.solve(q.covariance, right),
-            IDENTITY,
-        )
-        standard = gp.distributions.MultivariateNormal(
-            torch.zeros_like(u), torch.eye(3, dtype=torch.float64).expand(2, 3, 3)
-        )
-        close(torch.distributions.kl_divergence(distribution, standard), q.kl(CholeskyGaussian(3).double()), IDENTITY)
-        assert distribution.rsample(torch.Size([5])).shape == (5, 2, 3)
-
-    def test_it_travels(self):
-        """state_dict, deepcopy, pickle, dtype; and it is nobody's parameter."""
-        x, y = data()
-        model, likelihood = model_with(NGVD(M)), gaussian()
-        mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
-        natural = natural_optimizer(mll, lr=0.5)
-        step(model, mll, natural, x, y)
-        q = natural.posteriors[0]
-        assert {p.shape.numel() for p in model.parameters()} == {1, M}
-        model.variational_strategy._clear_cache()  # graphs, which torch does not copy, whatever the distribution
-        fresh = model_with(NGVD(M))
-        fresh.load_state_dict(model.state_dict())
-        for other in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(fresh.eval()))):
-            close(variational_posteriors(other)[0].covariance, q.covariance, EXACT)
-            close(other.eval()(x).mean, model.eval()(x).mean, EXACT)
-        probe = q.mean_probe
-        model.float()
-        assert q.mean_probe is probe
-        assert q.dtype == torch.float32
-        mll.float()
-        assert math.isfinite(step(model.train(), mll, natural, x.float(), y.float()))
-
-    def test_fantasies_through_gpytorchs_own(self):
-        """`get_fantasy_model` takes no other distribution; the predictions stay."""
-        x, y = data()
-        model, likelihood = model_with(NGVD(M)), gaussian()
-        refine_svgp(model, likelihood, [(x, y)], progress=False)
-        model.likelihood = likelihood
-        before = model.eval()(x).mean
-        strategy = model.variational_strategy
-        strategy._variational_distribution = strategy._variational_distribution.to_cholesky()
-        strategy._clear_cache()
-        close(model(x).mean, before, IDENTITY)
-        assert model.get_fantasy_model(x[:2], y[:2]).eval()(x).mean.shape == (N,)
-
     def test_the_start(self):
         torch.manual_seed(0)
         d = NGVD(3, mean_init_std=0.0).double()
@@ -377,16 +294,6 @@ class TestRefusals:
         model = model_with(NGVD(M, posterior=FlatCholesky))
         with pytest.raises(PairError, match="reads the mean and the root of q, and FlatCholesky is a vector"):
             SparseGP(model, gaussian(), [data()])
-
-    def test_inputs_without_a_second_dimension(self):
-        """Of one feature they may be (rows,), as GPyTorch takes them."""
-        x, y = data()
-        losses = []
-        for inputs in (x, x[:, 0]):
-            model = model_with(NGVD(M, mean_init_std=0.0))
-            result = refine_svgp(model, gaussian(), [(inputs, y)], progress=False)
-            losses.append(result.loss)
-        assert losses[0] == pytest.approx(losses[1], rel=1e-12)
 
     def test_a_summary_is_of_q_where_it_was_searched_for(self):
         model, likelihood, (x, y) = model_with(NGVD(M)), gaussian(), data()

@@ -313,13 +313,6 @@ def test_a_likelihood_of_two_functions_with_expectations_of_its_own():
 
 
 class TestRefusals:
-    def test_classes_of_one_function(self):
-        x, y = classes()
-        q, Z = NaturalGradientVariationalDistribution(M), torch.linspace(-2, 2, M)[:, None]
-        model = SparseModel(q, Z, wrap=lambda base: v.IndependentMultitaskVariationalStrategy(base, num_tasks=3))
-        with pytest.raises(PairError, match="a softmax over equal values cannot separate classes"):
-            train_svgp(model.double(), softmax_of().double(), (x, y), progress=False)
-
     def test_labels(self):
         x, y = classes()
         with pytest.raises(InputError, match="SoftmaxLikelihood takes the labels 0 to 2; got targets from 1 to 3"):

@@ -329,12 +329,6 @@ class TestTargets:
         with pytest.raises(PairError, match="takes 1 latent values a datum in a dimension of their own, .* Wrap"):
             train_svgp(model, likelihood, (x, (y > 0).long()), progress=False)
 
-    def test_noise_of_other_rows(self):
-        model, _, x, y = problem()
-        likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.full((N - 20,), 0.04).double())
-        with pytest.raises(InputError, match=f"a noise for each of {N - 20} rows"):
-            train_svgp(model, likelihood, (x, y), progress=False)
-
     def test_inputs_that_are_not_finite(self):
         model, likelihood, x, y = problem()
         x[3] = torch.nan

@@ -91,7 +91,7 @@ def moved(star, make, size, seed):
     return q
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.sparse(4)
 @pytest.mark.parametrize("kind", POSTERIORS)
 @pytest.mark.parametrize("name", SHARP)
 def test_it_is_sharp_near_the_optimum(name, kind):

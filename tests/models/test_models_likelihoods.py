@@ -123,6 +123,7 @@ ACCURACY = {
 }
 
 
+@pytest.mark.sparse(7)
 @pytest.mark.parametrize("name", ACCURACY)
 @pytest.mark.parametrize("s", DEVIATIONS)
 def test_accuracy(name, s):

@@ -67,6 +67,7 @@ def brute(pieces, e, s, number=400_001):
 
 
 class TestTable:
+    @pytest.mark.sparse(3)
     @counts
     def test_upper_bound(self, R):
         """0 ≤ bound - log(1 + eˣ) ≤ ε(R), the gap reached on every piece and equal to the printed digits."""

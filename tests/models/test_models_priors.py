@@ -122,6 +122,7 @@ class TestFullPrior:
 class TestTemperatureZero:
     """Variational optimisation: L(q) = E_q[-log likelihood], and min ℓ ≤ L(q) for every q."""
 
+    @pytest.mark.sparse(3)
     @posteriors
     @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log", "gaussian"])
     def test_upper_bound(self, name, family):

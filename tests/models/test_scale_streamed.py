@@ -47,6 +47,7 @@ def packet(model, q):
     return torch.cat([value.flatten(), local.a.flatten(), local.W.flatten()])
 
 
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian, DiagonalGaussian])
 @pytest.mark.parametrize("size", [1, 7, N])
 @pytest.mark.parametrize("parts", [2, 3, 4])

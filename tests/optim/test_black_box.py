@@ -198,6 +198,7 @@ roots = pytest.mark.parametrize("name", ["cholesky", "precision_blocks"])  # a l
 
 @roots
 class TestEveryEstimator:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize(
         ("kind", "draws"),
         [(kind, draws) for kind, draws in DRAWN if draws != "fixed" and kind != "least_squares"],
@@ -217,6 +218,7 @@ class TestEveryEstimator:
         unbiased(packet.W, framed.W)
         assert (e.temperature, e.comparable) == (gamma, False)
 
+    @pytest.mark.sparse(5)
     @of_one_and_several
     @drawn
     def test_no_variance_at_an_exact_optimum(self, name, batch, gamma, kind, draws):
@@ -233,6 +235,7 @@ class TestEveryEstimator:
         else:
             assert float((packet.W - exact.W).abs().max()) > 1e-3
 
+    @pytest.mark.sparse(5)
     @of_one_and_several
     @drawn
     def test_quadratics(self, name, batch, gamma, kind, draws):
@@ -404,6 +407,7 @@ class TestFixed:
         rises = torch.stack(losses).diff(dim=0)
         assert float(rises.max()) <= 1e-12 * float(losses[0].abs().max())
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("estimator", [Stein, SampleAverage])
     def test_a_fit_has_converged_where_fresh_draws_say_so(self, name, estimator):
         q = POSTERIORS[name](DIM, dtype=DTYPE)
@@ -411,6 +415,7 @@ class TestFixed:
         assert result.converged, result.reason
         assert self.reference_norm(q) < result.norm <= 0.3
 
+    @pytest.mark.sparse(3)
     def test_the_minimum_of_an_average_is_not_that_of_the_objective(self, name):
         q = POSTERIORS[name](DIM, dtype=DTYPE)
         opt = VN(q, estimator=Stein(Fixed(32)))
@@ -437,6 +442,7 @@ class TestFixed:
         result = fit(q, target, VN(q, estimator=Stein(Fixed(32))), tolerance=1e-5, progress=False)
         assert result.converged, result.reason
 
+    @pytest.mark.sparse(3)
     def test_a_value_alone_is_judged_on_fresh_draws_too(self, name):
         """Of an estimator that is no derivative of its value, with a learning rate."""
         q = POSTERIORS[name](DIM, dtype=DTYPE)
@@ -503,6 +509,7 @@ class TestOneTheta:
         assert target.temperature == 0.5
         close(target.log_joint(theta), uneven(theta), EXACT)
 
+    @pytest.mark.sparse(5)
     @deterministic
     @WAYS
     @posteriors

@@ -96,6 +96,7 @@ class TestExpectation:
     def compare(actual, expected, floor=1e-13):
         assert bool(((actual - expected).abs() <= 1e-10 * expected.abs() + floor).all())
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("s", DEVIATIONS)
     def test_probit(self, s):
         e, v = tensor(*MEANS), torch.full((len(MEANS),), s * s, dtype=DTYPE)
@@ -180,6 +181,7 @@ def test_exchanging_the_classes_mirrors_the_predictor(likelihood):
 class TestEstimators:
     """Quadrature and autograd deliver one packet; both belong to the reference's objective."""
 
+    @pytest.mark.sparse(5)
     @batches_at
     @pytest.mark.parametrize("own_design", [False, True])
     def test_value_and_derivative(self, name, family, batch, gamma, own_design):
@@ -195,6 +197,7 @@ class TestEstimators:
         close(W, q.structure.from_dense(root.mT @ H @ root), IDENTITY)
         assert (e.temperature, e.comparable) == (gamma, True)
 
+    @pytest.mark.sparse(5)
     @batches_at
     @pytest.mark.parametrize("own_design", [False, True])
     def test_autograd_equals_quadrature(self, name, family, batch, gamma, own_design):
@@ -211,6 +214,7 @@ class TestEstimators:
         assert not other.value.requires_grad
         assert q.mean_probe.grad is None
 
+    @pytest.mark.sparse(5)
     @batches_at
     def test_negative_elbo(self, name, family, batch, gamma):
         """L with all constants, and its gradient in the probes: a and P."""

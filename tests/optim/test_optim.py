@@ -126,6 +126,7 @@ def test_the_ways_to_step_agree(method, name, batch, schedule):
         assert torch.allclose(losses, losses0, rtol=1e-12, atol=0), label
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_the_ways_to_step_agree_within_a_kl_radius(method, name, batch):
@@ -139,6 +140,7 @@ def test_the_ways_to_step_agree_within_a_kl_radius(method, name, batch):
     assert max(distance(q, ends[0]) for q in ends) < 1e-12
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_a_closure_and_a_model_agree_on_steps_found_by_trial(method, name, batch):
@@ -194,6 +196,7 @@ def test_a_tensor_learning_rate_is_the_number_it_holds():
 # ------------------------------------------------------------------------------------ scale
 
 
+@pytest.mark.sparse(4)
 @pytest.mark.parametrize("way", [by_closure, by_closure_with_backward, by_gradients])
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_loss_scale_undoes_a_division(method, name, way):
@@ -263,6 +266,7 @@ def independent(q, generator):
     return q.rsample((8,), generator)
 
 
+@pytest.mark.sparse(5)
 @pytest.mark.parametrize("draw", [antithetic, independent])
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
@@ -477,6 +481,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_what_changes_the_loss_is_noticed(name, change):
@@ -520,6 +525,7 @@ def flip_in_numpy(q, model):
     y *= -1.0
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state")
 @pytest.mark.parametrize("edit", [shift_mean, stretch_rows, flip_in_numpy])
 @pytest.mark.parametrize("stored", [torch.Tensor.clone, torch.Tensor.to_sparse_csr])

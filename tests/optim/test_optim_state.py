@@ -354,6 +354,7 @@ CONVERSIONS = {
 }
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(("batch", "convert"), [*(((), way) for way in CONVERSIONS), ((3,), "double")], ids=str)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_conversion_keeps_the_optimizer_alive(name, batch, convert):

@@ -161,6 +161,7 @@ class TestWarped:
         draws = [one.sample(5, torch.Generator().manual_seed(1)) for one in (q, gaussian)]
         assert torch.allclose(*draws, rtol=0, atol=1e-12)
 
+    @pytest.mark.sparse(3)
     @EACH
     def test_moments_and_quantiles_are_those_of_draws(self, base, warp):
         """Mean, sd, covariance, quantiles and entropy, against 400,000 draws."""

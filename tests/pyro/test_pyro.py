@@ -964,26 +964,6 @@ def test_ill_conditioned_logistic_regression():
     assert exact.negative_elbo(guide.posterior).item() - best < 0.1
 
 
-def test_a_run_goes_on_from_its_state():
-    def start():
-        guide = AutoGaussian(schools).setup(SIGMA, EFFECT)
-        return guide, NaturalSVI(schools, guide)
-
-    torch.manual_seed(2)
-    guide, svi = start()
-    for _ in range(5):
-        svi.step(SIGMA, EFFECT)
-    saved = copy.deepcopy((guide.state_dict(), svi.natural.state_dict(), torch.get_rng_state()))
-    expected = [svi.step(SIGMA, EFFECT) for _ in range(5)]
-    other, resumed = start()
-    other.load_state_dict(saved[0])
-    resumed.natural.load_state_dict(saved[1])
-    resumed.evaluate_loss(SIGMA, EFFECT)
-    torch.set_rng_state(saved[2])
-    assert [resumed.step(SIGMA, EFFECT) for _ in range(5)] == expected
-    assert torch.equal(other.posterior.scale_tril, guide.posterior.scale_tril)
-
-
 def test_a_run_with_parameters_goes_on_from_its_state(tmp_path):
     """The guide by its state_dict, parameters by the store, the optimizers by theirs."""
 
@@ -1222,16 +1202,6 @@ def test_discrete_latents_are_refused():
             use(model)
         with raises("the latent site 'z' is marked for sequential enumeration; only parallel enumeration"):
             use(lambda: model("sequential"))
-
-
-def test_local_latents_in_a_subsampled_plate_are_refused():
-    def model():
-        with pyro.plate("rows", 10, subsample_size=4):
-            pyro.sample("x", dist.Normal(0, 1))
-
-    for use in (log_joint, lambda model: AutoGaussian(model).setup()):
-        with raises("the latent site 'x' is inside the plate 'rows', of which 4 of 10 members are subsampled"):
-            use(model)
 
 
 @pytest.mark.parametrize("support", ["real", "positive", "simplex"])

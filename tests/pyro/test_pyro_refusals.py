@@ -1,6 +1,5 @@
 """Models that no Gaussian can be fitted to, each refused in a sentence; and what looks like one of them and is none."""
 
-import pickle
 import re
 
 import pytest
@@ -265,12 +264,6 @@ def test_options_of_a_fit_are_no_arguments_of_the_model():
         fit_guide(vectors, AutoGaussian(vectors), tolerance=1e-3)
     with pytest.raises(TypeError, match="unexpected keyword argument 'tolerances'"):
         fit_guide(vectors, AutoGaussian(vectors), tolerances=1e-3)
-
-
-def test_a_pickle_of_a_guide_that_was_not_set_up_has_no_model():
-    guide = pickle.loads(pickle.dumps(AutoGaussian(vectors)))
-    with raises("the guide comes from a pickle, which holds no model: set it up before it is pickled"):
-        guide.setup()
 
 
 def test_what_a_posterior_over_a_flat_vector_has_not():

@@ -270,6 +270,7 @@ class TestInvariance:
         ours, theirs = (predicted(some, f"{y} ~ x + kind + (1 | g)", family)[0] for some in (table, other))
         assert float(((ours.mean - theirs.mean) / ours.sd).abs().max()) < 0.1 + 3 / math.sqrt(400)
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("scale", [1e-9, 1e-6, 1e6, 1e12])
     def test_the_unit_of_y(self, scale):
         table = visits()

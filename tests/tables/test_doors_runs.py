@@ -109,17 +109,6 @@ class TestFormulas:
             mixed("y ~ x + np.savetxt('MARK', x) + (1 | g)", table)
 
     @pytest.mark.parametrize(
-        "formula", ["y ~ x + np.f2py.os.system('touch MARK')", "y ~ np.savetxt('MARK', x) + (1|g)"]
-    )
-    def test_on_the_command_line(self, formula, table, tmp_path, monkeypatch, capsys):
-        """With a grouping factor and without."""
-        monkeypatch.chdir(tmp_path)
-        table.to_csv("t.csv", index=False)
-        assert main(["fit", "--data", "t.csv", "--formula", formula]) == 2
-        assert ", which no formula may, as it could run any code" in capsys.readouterr().err
-        assert [path.name for path in tmp_path.iterdir()] == ["t.csv"]
-
-    @pytest.mark.parametrize(
         "term",
         [
             "log(w)",

@@ -286,6 +286,7 @@ FAR = [
 ]
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(("name", "ys", "phi", "etas"), FAR)
 def test_far(name, ys, phi, etas):
     """Value, slope and curvature in η, and the slopes in φ, are right to 1e-8 where differences of numbers cancel."""

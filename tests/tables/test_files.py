@@ -641,6 +641,7 @@ WORDS = {  # of what is said, where the design is not that of the clean table
 KINDS = sorted(RIGHT | set(WORDS))
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("number", range(36))
 def test_messy_tables(number):
     """Right or said, with a formula and without."""

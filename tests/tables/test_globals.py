@@ -61,6 +61,7 @@ def test_a_logistic_regression_is_that_of_brute_force():
     agrees(fitted(args, SETTINGS.asked(draws=2000)), *exact)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 @pytest.mark.parametrize("sd", [0.0, 1.0])
 def test_a_mixed_model_is_that_of_brute_force(family, sd):
@@ -223,6 +224,7 @@ def _awkward():
 AWKWARD = dict(_awkward())
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("name", AWKWARD)
 def test_awkward_data_end_with_a_verdict(name):
     if name in {f"{family}, nothing but zeros{more}" for family in NAMES[3:] for more in ("", " in groups")}:

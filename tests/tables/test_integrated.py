@@ -65,6 +65,7 @@ def test_the_integral_is_that_of_a_fine_grid(family):
     assert torch.allclose(found, exact, atol=1e-7)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("family", ["gaussian", "poisson", "bernoulli", "negative_binomial"])
 @pytest.mark.parametrize("r", [0, 1, 2])
 def test_gradients_are_those_of_values(family, r):
@@ -146,6 +147,7 @@ CASES = {
 }
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("name", CASES)
 def test_the_order_that_is_chosen_is_enough_and_a_draw_costs_one_jet(name):
     joint = Integrated(*CASES[name]())
@@ -164,6 +166,7 @@ def test_the_order_that_is_chosen_is_enough_and_a_draw_costs_one_jet(name):
     assert float((apart - apart.mean()).abs().max()) < SETTINGS.settled
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("family", ["poisson", "bernoulli"])
 @pytest.mark.parametrize("begin", [1.5, -3.0])
 def test_a_search_from_afar_ends_at_the_same_mode(family, begin):

@@ -77,6 +77,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(("family", "r"), CASES)
 def test_the_log_joint_and_its_mode_are_those_of_one_model(family, r):
     """The value of another engine in the units of the user, and its gradient is 0 in its own metric."""

@@ -94,6 +94,7 @@ def test_pairs_of_long_steps_are_kept_near_the_optimum_of_many_groups(size, kept
         assert float(state["kept"].sum()) == expected
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("groups", [100, 1000])
 @pytest.mark.parametrize(
     ("family", "effects", "most"),

@@ -130,6 +130,7 @@ class TestExpectations:
         W = root_of(omega, r)
         close(prior.expected(known), 0.5 * torch.trace(torch.linalg.solve(prior.scale, W @ W.mT)), 1e-13)
 
+    @pytest.mark.sparse(3)
     @families
     @pytest.mark.parametrize("r", [1, 2, 3])
     def test_the_value_is_the_mean_of_draws(self, family, r):
@@ -142,6 +143,7 @@ class TestExpectations:
         error = float(pairs.mean() - value) / float(pairs.std() / math.sqrt(len(pairs)))
         assert abs(error) < z_bound(15)
 
+    @pytest.mark.sparse(3)
     @families
     @pytest.mark.parametrize("r", [1, 2, 3])
     def test_the_packet_is_the_derivative_of_the_value(self, family, r):
@@ -225,6 +227,7 @@ class TestRows:
 
 
 class TestFits:
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize(
         ("family", "r"), [(family, 1) for family in FAMILIES if family != "negative binomial"] + [("poisson", 2)]
     )
@@ -292,6 +295,7 @@ class TestFits:
             made.append(watch.made)
         assert 1.9 < made[1] / made[0] < 2.0
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize(
         "make",
         [
@@ -385,6 +389,7 @@ PUBLISHED = {
 }
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_data_of_tan(name):
     """Table 6 of Tan (2025): priors to the printed digits, and the optimum above the printed bounds of GVA.
@@ -579,6 +584,7 @@ def test_refusals(name):
 class TestManyTargets:
     """One design and one set of groups, many sets of targets: each is fitted as by itself."""
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize(("family", "r", "prior"), [("negative binomial", 1, False), ("logit", 2, True)])
     def test_each_is_its_own_fit(self, family, r, prior):
         (X, y, random, likelihood), settings = problem(family, r, n=6, prior=prior)

@@ -73,6 +73,7 @@ def held(reduced):
 
 @pytest.mark.parametrize(("family", "local"), CASES)
 class TestTheBound:
+    @pytest.mark.sparse(3)
     def test_with_the_groups_held_it_is_that_of_the_whole(self, family, local):
         """Value, both parts of the natural norm, and the derivative in the frame of q(g)."""
         model, q = model_of(family, local), somewhere(family, local)
@@ -88,6 +89,7 @@ class TestTheBound:
         norm2 = q.norm2(q.local(Quadrature()(q, model)))
         assert local_**2 + shared_**2 == pytest.approx(float(norm2), rel=1e-10)
 
+    @pytest.mark.sparse(3)
     def test_the_steps_of_the_groups_are_those_of_variational_newton(self, family, local):
         """The precision of the groups and their border after S' = (1 - ρ)S + ρH of all coordinates."""
         model, q = model_of(family, local), somewhere(family, local)
@@ -103,6 +105,7 @@ class TestTheBound:
         close(there.precision, expected.square, 1e-12)
         close(there.slope @ there.precision, expected.border, 1e-12)
 
+    @pytest.mark.sparse(3)
     def test_its_derivative_is_that_of_the_bound_solved_again(self, family, local):
         """The envelope theorem, by central differences along a random direction."""
         model, q = model_of(family, local), somewhere(family, local)

@@ -37,6 +37,7 @@ def fitted():
 # ------------------------------------------------------------------------------------ the same as others
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize(
     ("formula", "priors"),
     [

@@ -107,6 +107,7 @@ class TestClosedForms:
         model = LINEAR(prior_precision=2.0, noise=1.0, fit_intercept=False).fit(X, y)
         np.testing.assert_allclose(model.coef_, X.T @ np.linalg.solve(X @ X.T + 2 * np.eye(20), y), atol=1e-8)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("classes", [2, 3])
     @pytest.mark.parametrize("precision", [1e-6, 50.0])
     def test_the_modes_of_scikit_learn(self, classes, precision):
@@ -265,6 +266,7 @@ class TestPosterior:
 
 
 class TestUnits:
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize(
         ("kind", "posterior"), [*((kind, "cholesky") for kind in KINDS), ("linear", "diagonal"), ("three", "diagonal")]
     )
@@ -280,6 +282,7 @@ class TestUnits:
             np.testing.assert_allclose(one[0], plain[0], rtol=0, atol=1e-6 * sd)
             np.testing.assert_allclose(one[1], plain[1], rtol=0, atol=1e-6 * sd)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize(("scale", "shift"), [(1e-9, 0.0), (1e9, 0.0), (1e-9, 1e6), (1.0, -1e6)])
     @pytest.mark.parametrize("kind", ["linear", "linear default"])
     def test_the_unit_and_the_origin_of_y_are_those_of_the_predictions(self, kind, scale, shift):
