@@ -23,6 +23,7 @@ html_title = f"torchngvi {release}"
 html_copy_source = False
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+highlight_options = {"python": {"stripnl": True}}  # a blank line ends the last output of a block
 copybutton_prompt_text = r">>> |\.\.\. |\$ "  # what is copied has no prompts, and no lines that are printed
 copybutton_prompt_is_regexp = True
 autodoc_member_order = "bysource"

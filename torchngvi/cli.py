@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from torchngvi.app.settings import DEBUG, gone_command, parser, read_toml, settings_from
+from torchngvi.app.settings import DEBUG, check_file, check_folder, gone_command, parser, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.extras import install
 
@@ -66,12 +66,16 @@ def _run(argv: Sequence[str]) -> int:
         settings, remark = settings_from({**(read_toml(config) if config else {}), **flags})
         if remark:
             print(f"torchngvi: warning: {remark}", file=sys.stderr)
+        if settings.out:  # before PyTorch is imported, which takes seconds
+            check_folder(settings.folder, overwrite=overwrite)
         from torchngvi.app import fits
 
         result = fits.run(settings, overwrite)
         if not result.converged:
             print(f"torchngvi: not converged, {result.reason}", file=sys.stderr)
         return 0 if result.converged else 1
+    if flags.get("out"):
+        check_file(Path(flags["out"]), overwrite=flags["overwrite"])
     from torchngvi.app import saved
 
     (saved.predict if command == "predict" else saved.compare)(**flags)

@@ -103,7 +103,9 @@ class TestWhereItEnds:
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < told
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
-        assert result.reason.startswith("because a round on all rows has raised the bound by less than 0.001 nats a d")
+        assert result.reason.startswith(
+            "training ended because a round on all rows has raised the bound by less than 0.001 nats a d"
+        )
         assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
 
@@ -279,7 +281,9 @@ class TestParts:
         first, second = engine._part(0), engine._part(1)
         assert torch.equal(second.x[:40], first.x)
         assert first.weight == N / 40
-        assert learn(model, likelihood, (x, y)).reason.startswith("because a round on 100 rows has raised the bound by")
+        assert learn(model, likelihood, (x, y)).reason.startswith(
+            "training ended because a round on 100 rows has raised the bound by"
+        )
 
     def test_a_trial_that_cannot_be_evaluated(self, monkeypatch):
         """The line search turns back from it, and the round ends below where it began."""
@@ -414,7 +418,9 @@ class TestTheLoop:
         model, likelihood, rows = set_up()
         result = learn(model, likelihood, rows, rounds=2)
         assert len(result.losses) == 2
-        assert result.reason.startswith("because the budget of 2 gradients is used up (a negative bound per datum of ")
+        assert result.reason.startswith(
+            "training ended because the budget of 2 gradients is used up (a negative bound per datum of "
+        )
         assert len(learn(*set_up()[:2], rows, stop=Evaluations(5)).losses) == 1
         seen = []
         new = torch.linspace(-1.5, 1.5, 5)[:, None].double()

@@ -364,7 +364,7 @@ class TestResume:
             )
             if cut:
                 assert told(result)[:4] == ([], 0, None, True)
-                assert result.reason.startswith("because it was interrupted before ")
+                assert result.reason.startswith("training ended because it was interrupted before ")
                 assert str(result).startswith("0 epochs, then interrupted, none complete")
         whole = set_up()
         torch.manual_seed(0)
@@ -578,13 +578,13 @@ class TestEnds:
         result = run(Evaluations(25))
         assert len(result.losses) == 3
         assert result.reason.startswith(
-            "because the budget of 25 evaluations is used up (a negative ELBO per datum of "
+            "training ended because the budget of 25 evaluations is used up (a negative ELBO per datum of "
         )
         assert len(run(Seconds(1e-6)).losses) == 1
         whole = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9)
         assert len(whole.losses) == 4
         assert run(SlopeBelow(1e9, block=2, blocks=2), epochs=3, checkpoint=path).reason.startswith(
-            "because the budget of 3 gradients is used up ("
+            "training ended because the budget of 3 gradients is used up ("
         )
         cut = run(SlopeBelow(1e9, block=2, blocks=2), epochs=9, checkpoint=path)
         assert told(cut) == told(whole)
@@ -594,7 +594,7 @@ class TestEnds:
     def test_no_epochs(self):
         model, likelihood, adam, loader = set_up()
         result = train_svgp_in_batches(model, likelihood, loader, N, adam, epochs=0)
-        assert told(result) == ([], 0, None, False, "because no epoch was run.")
+        assert told(result) == ([], 0, None, False, "training ended because no epoch was run.")
 
     def test_the_bar_counts_rows(self, capsys, monkeypatch):
         """Within an epoch too, with the loss so far."""

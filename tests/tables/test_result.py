@@ -78,6 +78,15 @@ def test_factors_with_correlations_are_in_the_units_of_their_columns():
     assert result.sample(50).shape == (50, 2 + 3 + 1 + 1)
 
 
+@pytest.mark.parametrize("family", ["poisson", "gaussian"])
+def test_intervals_of_new_counts_are_between_whole_numbers(family):
+    result = result_of(design(), column(30, 1).exp().round(), family)
+    for kind in ("response", "mean"):
+        of = result.predict(design(), kind=kind, interval=0.9)
+        assert torch.equal(of.high, of.high.round()) == ((family, kind) == ("poisson", "response"))
+        assert ((of.draws >= of.low) & (of.draws <= of.high)).double().mean(0).min() > 0.89
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

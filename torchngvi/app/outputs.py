@@ -11,7 +11,6 @@ import hashlib
 import io
 import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -22,15 +21,14 @@ from typing import Any
 import pandas as pd
 import torch
 
-from torchngvi.app.settings import file_name
+from torchngvi.app.settings import LEFT, WRITING, beside, check_folder, check_writable, is_taken
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import locked, sync
 
 _FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # how a cell begins that a spreadsheet would evaluate
 _QUOTE = "'"
 MANIFEST, POSTERIOR = "manifest.json", "posterior.pt"
-_REPLACING, _WRITING = ".replacing", ".writing-"
-_LEFT = re.compile(rf"{re.escape(_WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
+_REPLACING = ".replacing"
 _OF_A_RUN = {  # what runs of fit write, and those of 0.2.0: of a run that is replaced, none of them stays
     *(POSTERIOR, "summary.json", "config.toml", "coefficients.csv", "effects.csv", "fit.png"),
     *("parameters.csv", "trace.csv", "effects.png"),
@@ -41,26 +39,21 @@ class OutputFolder:
     """A folder for the results of a run, checked before the run begins."""
 
     def __init__(self, path: str | Path, *, overwrite: bool = False) -> None:
-        self.path = Path(file_name("out", str(path)))
+        self.path = check_folder(Path(path), overwrite=overwrite)
         self._ours = overwrite
-        _check(self.path)
-        if not overwrite and _is_taken(self.path):
-            raise InputError(
-                f"out must be a new or an empty folder, so that no earlier results are lost; {str(self.path)!r} holds "
-                "files. Say --overwrite to replace them, or choose another folder (--out)."
-            )
+        _clean(self.path.parent, beside(self.path))
 
     @contextmanager
     def writing(self) -> Iterator[Path]:
         """A block with a place to write files; all of them come into the folder in one step, when they are complete."""
         try:
-            if not self._ours and _is_taken(self.path):
+            if not self._ours and is_taken(self.path):
                 self.path = self._free()
-            _check(self.path)
+            check_writable(self.path)
             self.path.parent.mkdir(parents=True, exist_ok=True)
             _settle(self.path)
             _clean(self.path)
-            _clean(self.path.parent, _beside(self.path))
+            _clean(self.path.parent, beside(self.path))
             with _place(self.path) as place:
                 yield place
                 digests = {file.name: _digest(file) for file in sorted(place.iterdir()) if file.is_file()}
@@ -86,12 +79,12 @@ class OutputFolder:
 @contextmanager
 def _place(to: Path) -> Iterator[Path]:
     """A new folder beside another, or inside it where that holds files or cannot be renamed; locked while we live."""
-    inside = _is_taken(to) or _stays(to)
+    inside = is_taken(to) or _stays(to)
     to.mkdir(exist_ok=True) if inside else None
     lock = -1
     while True:
-        name = f"{_WRITING}{secrets.token_hex(8)}"
-        place = to / name if inside else to.with_name(_beside(to) + name)
+        name = f"{WRITING}{secrets.token_hex(8)}"
+        place = to / name if inside else to.with_name(beside(to) + name)
         try:
             place.mkdir()
         except OSError:
@@ -113,11 +106,6 @@ def _place(to: Path) -> Iterator[Path]:
             os.close(lock)
 
 
-def _beside(folder: Path) -> str:
-    """How the names of the places beside a folder begin; names may have 255 bytes."""
-    return f".{folder.name.encode()[:200].decode(errors='ignore')}"
-
-
 def _stays(folder: Path) -> bool:
     """Whether a folder cannot change its name without harm: a mounted one, or one that a shell stands in."""
     whole = folder.absolute()
@@ -128,7 +116,7 @@ def _clean(folder: Path, begins: str = "") -> None:
     """Remove what killed runs have left in a folder, which nobody holds locked."""
     with contextlib.suppress(OSError):  # nothing there, or nothing that can be seen
         for path in folder.iterdir():
-            left = path.name.startswith(begins) and _LEFT.fullmatch(path.name.removeprefix(begins)) is not None
+            left = path.name.startswith(begins) and LEFT.fullmatch(path.name.removeprefix(begins)) is not None
             if left and path.is_dir() and (lock := locked(path, wait=False)) >= 0:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
@@ -143,7 +131,7 @@ def _taken_by(place: Path, to: Path, digests: dict[str, str], *, replace: bool) 
     for file in (*place.iterdir(), place):
         sync(file)
     if place.parent == to:
-        if not replace and _is_taken(to):
+        if not replace and is_taken(to):
             return False
         os.rename(place, to / _REPLACING)
         sync(to)
@@ -179,36 +167,6 @@ def _settle(folder: Path) -> None:
             os.replace(new / name, folder / name)
         sync(folder)
     new.rmdir()
-
-
-def _is_taken(folder: Path) -> bool:
-    return folder.exists() and any(not _LEFT.fullmatch(path.name) for path in folder.iterdir())
-
-
-def _check(folder: Path) -> None:
-    """Check that a folder can be written into, and that no link leads to it which the caller has named."""
-    here = Path.cwd()  # above an absolute path the links of the system are followed
-    above = (path for path in folder.parents if not folder.is_absolute() or here in path.parents)
-    link = next((path for path in (folder, *above) if path.is_symlink()), None)
-    if link is not None:
-        raise InputError(
-            f"out must be a folder itself, as links are not followed; {str(link)!r} is a link to "
-            f"{os.readlink(link)!r}. Name that folder (--out)."
-        )
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not existing.is_dir():
-        raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
-    begins = "" if existing == folder else _beside(folder)
-    try:
-        _clean(existing, begins)
-        trial = existing / f"{begins}{_WRITING}{secrets.token_hex(8)}"
-        trial.mkdir()
-        trial.rmdir()
-    except OSError as error:
-        raise InputError(
-            f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
-            "Choose another folder (--out)."
-        ) from error
 
 
 # ------------------------------------------------------------------------------------ digests

@@ -154,7 +154,7 @@ def of(read: Read, s: Settings, family: str) -> Prepared:
 # ------------------------------------------------------------------------------------ a target and all other columns
 
 
-def _of_target(read: Read, s: Settings, family: str) -> Prepared:
+def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared:
     """The rows of the formula ``target ~ every other column``, with texts as categories, all faults in one error."""
     frame, target = read.frame, s.target or ("target" if "target" in read.frame else None)
     if target is None:
@@ -199,6 +199,14 @@ def _of_target(read: Read, s: Settings, family: str) -> Prepared:
             f"this family needs a target of numbers; {target!r} holds classes such as {str(frame[target].iloc[0])!r}. "
             "Say --likelihood bernoulli, or multinomial of several classes."
         )
+    # many: categories from which on a column may be of groups
+    named = target if positive is None or is_number(read.frame[target]) else f"{target}[{positive}]"
+    notes += [
+        f"column {name!r} has {len(of)} categories, each with a coefficient of its own. If they are groups that are "
+        f'alike, as clinics or schools are: --formula "{named} ~ ... + (1 | {name})" --family {family}'
+        for name, of in levels.items()
+        if name not in chosen and len(of) >= many
+    ]
     return _of_columns(frame, names, levels, target, positive, notes, s)
 
 

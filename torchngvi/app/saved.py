@@ -17,7 +17,7 @@ from torchngvi.app import report
 from torchngvi.app.outputs import POSTERIOR, file_of, read_content, write_frame
 from torchngvi.app.prepare import Columns
 from torchngvi.app.readers import read_table
-from torchngvi.app.settings import file_name
+from torchngvi.app.settings import check_file, file_name
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import remove_left, write_whole
 from torchngvi.tables import left_out
@@ -177,9 +177,8 @@ def predict(
     if not isinstance(fitted, Fitted):
         raise InputError(f"{run!r} is no run of torchngvi fit. Predict with torchngvi.load({run!r}).predict in Python.")
     path = Path(file_name("TABLE", table))
-    to = Path(file_name("out", out)) if out else Path(run) / f"predictions-{path.name.split('.')[0]}.csv"
-    if to.exists() and not overwrite:
-        raise InputError(f"{str(to)!r} is there already. Say --overwrite to replace it, or name another file (--out).")
+    to = Path(out) if out else Path(run) / f"predictions-{path.name.split('.')[0]}.csv"
+    check_file(to, overwrite=overwrite)
     read = read_table(table)
     lacking = [name for name in drop if name not in read.frame]
     if lacking:

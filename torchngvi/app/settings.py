@@ -6,8 +6,10 @@ PyTorch is not needed for them.
 import argparse
 import json
 import math
+import os
 import re
 import reprlib
+import secrets
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
@@ -19,6 +21,8 @@ from torchngvi import __version__
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 
+WRITING = ".writing-"
+LEFT = re.compile(rf"{re.escape(WRITING)}([0-9a-f]{{16}}|[a-z0-9_]{{8}})")  # and as version 0.2.0 wrote
 _TEST_FRACTION = 0.2  # of rows, where no formula says what is meant
 WORDS = ("auto", "flat")  # for a prior precision
 _OWN = "the posterior is integrated, and by no other way"
@@ -158,6 +162,61 @@ def file_name(what: str, name: str) -> str:
     if re.search("[\0\ud800-\udfff]", name):
         raise InputError(f"{what} must be a name in UTF-8 without a NUL character; got {name!r}. Rename it.")
     return name
+
+
+def check_folder(folder: Path, *, overwrite: bool) -> Path:
+    """Return a folder for the results of a run: new, empty or to be overwritten, where files can be written."""
+    folder = Path(file_name("out", str(folder)))
+    check_writable(folder)
+    if not overwrite and is_taken(folder):
+        raise InputError(
+            f"out must be a new or an empty folder, so that no earlier results are lost; {str(folder)!r} holds "
+            "files. Say --overwrite to replace them, or choose another folder (--out)."
+        )
+    return folder
+
+
+def check_writable(folder: Path) -> None:
+    """Check that a folder can be written into, and that no link leads to it which the caller has named."""
+    here = Path.cwd()  # above an absolute path the links of the system are followed
+    above = (path for path in folder.parents if not folder.is_absolute() or here in path.parents)
+    link = next((path for path in (folder, *above) if path.is_symlink()), None)
+    if link is not None:
+        raise InputError(
+            f"out must be a folder itself, as links are not followed; {str(link)!r} is a link to "
+            f"{os.readlink(link)!r}. Name that folder (--out)."
+        )
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise InputError(f"out must be a folder; {str(existing)!r} is a file. Choose another name (--out).")
+    begins = "" if existing == folder else beside(folder)
+    try:
+        trial = existing / f"{begins}{WRITING}{secrets.token_hex(8)}"
+        trial.mkdir()
+        trial.rmdir()
+    except OSError as error:
+        raise InputError(
+            f"out must be a folder where files can be written; in {str(existing)!r} none can ({error}). "
+            "Choose another folder (--out)."
+        ) from error
+
+
+def check_file(path: Path, *, overwrite: bool) -> None:
+    """Check that a file for predictions is a new one, or one to be overwritten."""
+    file_name("out", str(path))
+    if path.is_dir() or (path.exists() and not overwrite):
+        what = "a folder. Name" if path.is_dir() else "there already. Say --overwrite to replace it, or name"
+        raise InputError(f"{str(path)!r} is {what} another file (--out).")
+
+
+def is_taken(folder: Path) -> bool:
+    """Whether a folder holds files, those apart that a killed run has left."""
+    return folder.exists() and any(not LEFT.fullmatch(path.name) for path in folder.iterdir())
+
+
+def beside(folder: Path) -> str:
+    """How the names of the places beside a folder begin; names may have 255 bytes."""
+    return f".{folder.name.encode()[:200].decode(errors='ignore')}"
 
 
 def read_toml(path: str | Path, longest: int = 60_000) -> dict[str, Any]:

@@ -451,10 +451,7 @@ class Integrated(LogJoint):
 
     @torch.no_grad()
     def _of_coefficients(self, theta: Tensor, modes: Tensor) -> Tensor:
-        """The Hessian of -log p(y | θ) in the coefficients, (p, p), effects integrated out by Laplace.
-
-        It is XᵀWX - Σ_i B_iᵀ H_i⁻¹ B_i, B_i = (Z C)ᵀWX of a group and H_i the Hessian over its effects.
-        """
+        """The Hessian of -log p(y | θ) in the coefficients, (p, p), without effects: XᵀWX - Σ_i B_iᵀ H_i⁻¹ B_i."""
         total = theta.new_zeros(self.coordinates.p, self.coordinates.p)
         for block in self.blocks:
             fixed, C, phi = self._predictor(block, theta)

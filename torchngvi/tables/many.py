@@ -612,11 +612,7 @@ class _Mode(NamedTuple):
 
 
 def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
-    """Find the modes of members by quasi-Newton steps, with a shift and with acceptance in each of them.
-
-    Where a step promises less than the end, or none is taken any more, the Hessian is replaced by differences of
-    gradients, and if the promise stands the member is done.
-    """
+    """Find the modes of members by quasi-Newton steps, with a shift and with acceptance in each of them."""
     s = joint.settings
     energy, slope, u = (x[:, 0] if x.ndim < 4 else x for x in joint.energy(psi[:, None], u[:, None], nodes))
     begin = torch.full_like(psi, min(s.first, joint.N**-0.5))
@@ -815,11 +811,8 @@ def _moments(psi: Tensor, w: Tensor, s: ManySettings) -> tuple[Tensor, Tensor, T
 def _weighed(
     joint: _Joint, mode: _Mode, centre: Tensor, root: Tensor, reach: Tensor, points: _Points, nodes: int
 ) -> tuple[Tensor, Smoothed]:
-    """Draws of ψ about a centre, of widths (M, 2, P) to the right and to the left of each axis, with their weights.
-
-    Along each axis the density is continuous: it has the shape of the right side with the probability right/(right +
-    left), and else that of the left one (Geweke 1989 has one that jumps).
-    """
+    """Draws of ψ about a centre, of widths (M, 2, P) to the right and to the left of each axis, with their weights."""
+    # continuous along each axis: the right side has the probability right/(right + left); Geweke's (1989) jumps
     s, P = joint.settings, root.shape[-1]
     right, left = reach[:, :1], reach[:, 1:]
     edge, share = left / (left + right), points.of_members(joint.members)

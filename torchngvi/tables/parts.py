@@ -80,13 +80,7 @@ class Globals(NamedTuple):
 class Coordinates:
     """The coordinates θ of the globals of a design, and the way back to the units of the user.
 
-    Args:
-        design: the rows of the fit.
-        parameters: the number of coordinates φ of the likelihood.
-        thresholds: whether the first of these takes the place of the intercept, as the first threshold of ordered
-            categories does. Then X has no column of ones, its columns are centred all the same, and the shift of the
-            way back to X = 0 is added to that coordinate: P(y ≤ k) = F(c_k - η).
-        categories: labels of those that have coefficients of their own; none where there is one linear predictor.
+    With thresholds, of ordered categories, the first coordinate of the likelihood takes the place of the intercept.
 
     Attributes:
         names: of the coefficients, p of them: those of the columns, of categories as "label: column".

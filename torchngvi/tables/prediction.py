@@ -1,5 +1,6 @@
 """Predictions for rows from joint draws: of groups that the fit had, of others, and averaged over groups."""
 
+import math
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -76,11 +77,14 @@ class Prediction(NamedTuple):
         cls,
         draws: Tensor,  # (S, M, ...)
         interval: float,
+        *,
+        whole: bool = False,  # of counts: the ends are draws themselves, the wider ones
     ) -> Self:
         """Summarise equally likely draws, with equal-tailed intervals of a probability."""
         ordered, ends = draws.sort(0).values, []
-        for share in ends_of(interval):
+        for share, outwards in zip(ends_of(interval), (math.floor, math.ceil), strict=True):
             place = share * (len(draws) - 1)
+            place = outwards(place) if whole else place
             below = int(place)
             ends.append(ordered[below].lerp(ordered[min(below + 1, len(draws) - 1)], place - below))
         return cls(draws.mean(0), draws.std(0), ends[0], ends[1], draws)

@@ -287,8 +287,8 @@ class TableResult:
             offset: what is added to the linear predictor, (M,).
             extra: what is known with the outcome, as the trials of a binomial one, each (M,); for responses.
             kind: "mean" of y given the effects of its group; "linear", the linear predictor; "response", y itself,
-                whose intervals are those of new data; or "probability" of each category of an outcome, which is
-                its "mean" too.
+                whose intervals are those of new data, of counts between whole numbers; or "probability" of each
+                category of an outcome, which is its "mean" too.
             population: False for the groups of the rows; "typical" for effects of 0; "average", or True, for the
                 average over new groups, E over b ~ N(0, Σ) of the mean.
             interval: the probability of the intervals, between 0 and 1.
@@ -304,20 +304,11 @@ class TableResult:
         rows = self.formula.of(X) if self.formula is not None and Z is None else self._rows(X, Z, groups, offset, extra)
         if not len(rows.X):
             raise InputError("a prediction is of at least one row; the table, or X, has none.")
-        return Prediction.of(self.predictor(rows, population, seed).all(kind), interval)
+        whole = kind == "response" and self.family.discrete
+        return Prediction.of(self.predictor(rows, population, seed).all(kind), interval, whole=whole)
 
     def predictor(self, rows: Design, population: str, seed: int, draws: TableDraws | None = None) -> Predictor:
-        """Make what draws linear predictors of rows; the same seed gives the same effects.
-
-        Args:
-            rows: a design as that of the fit.
-            population: "", "typical" or "average", see `predict`.
-            seed: of the draws.
-            draws: of the posterior; by default those of `draws`.
-
-        Returns:
-            The predictor, which takes a part of the rows at a time.
-        """
+        """Make what draws linear predictors of rows; the same seed gives the same effects."""
         generator = torch.Generator().manual_seed(read_seed("seed", seed) + 2)
         draws = draws or self.draws(seed=seed)
         return Predictor(self.family, self.fitted.coordinates, rows, draws, population, generator)

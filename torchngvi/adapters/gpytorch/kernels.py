@@ -159,10 +159,7 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions.
-
-    GPyTorch would try with 1e-8 to 1e-6 more jitter: less than the strategy has added, and a jump in the bound.
-    """
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions."""
     L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
     # a NaN or an infinity anywhere reaches the diagonal
     if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):

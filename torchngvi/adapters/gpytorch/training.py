@@ -6,6 +6,7 @@ cannot take; at the end q has the model's dtype again.  For hyper-parameters tha
 """
 
 import math
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -107,14 +108,7 @@ class TrainingResult(FitResult):
         return self._told(of_q)
 
     def refined_by(self, refined: FitResult) -> "TrainingResult":
-        """The same with the result of the search for q, which is what the verdicts are on.
-
-        Args:
-            refined: that of `refine_svgp`.
-
-        Returns:
-            A new result.
-        """
+        """The same with the result of the search for q, which is what the verdicts are on."""
         names = "converged", "members_converged", "posterior", "target", "examination", "unexamined"
         return replace(self, refined=refined, **{name: getattr(refined, name) for name in names})
 
@@ -332,11 +326,7 @@ def train_svgp_in_batches(
 
 @contextmanager
 def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """A block in which bounds that are left to the optimizer, as those of BoTorch, hold by a transform.
-
-    It is given a block within it in which they are as they were, as is what has not moved at its end.  A bound of
-    several parameters, or beside another bound of its parameter, is left to the optimizer.
-    """
+    """A block in which bounds of one parameter that an optimizer would keep, as BoTorch's, hold by a transform."""
     own = [owner for owner in owners if isinstance(owner, Module)]  # anything else is refused later
     of_all = [part[1:] for owner in own for part in owner.named_parameters_and_constraints() if part[2] is not None]
     of_all = list({(id(p), id(bound)): (p, bound) for p, bound in of_all}.values())
@@ -421,7 +411,7 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
 
 
 def _untrained(unit: str) -> TrainingResult:
-    why, none = f"because no {unit} was run.", torch.tensor(False)
+    why, none = f"training ended because no {unit} was run.", torch.tensor(False)
     return TrainingResult(False, why, math.nan, math.nan, 0, none, [], unit=f"{unit}s")
 
 
@@ -453,6 +443,7 @@ def _trained(
         result = loop.run()
         told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
         interrupted, unit = result.reason.startswith(_INTERRUPTED), f"{engine.unit_of_a_record}s"
+        told_by_all["reason"] = re.sub("^because", "training ended because", result.reason)
         return TrainingResult(**told_by_all, rejections=engine.rejections, interrupted=interrupted, unit=unit)
 
 
