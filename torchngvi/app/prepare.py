@@ -200,10 +200,10 @@ def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared
             "Say --likelihood bernoulli, or multinomial of several classes."
         )
     # many: categories from which on a column may be of groups
-    named = target if positive is None or is_number(read.frame[target]) else f"{target}[{positive}]"
+    response = target if positive is None or is_number(read.frame[target]) else f"{target}[{positive}]"
     notes += [
         f"column {name!r} has {len(of)} categories, each with a coefficient of its own. If they are groups that are "
-        f'alike, as clinics or schools are: --formula "{named} ~ ... + (1 | {name})" --family {family}'
+        f'alike, as clinics or schools are: --formula "{response} ~ ... + (1 | {name})" --family {family}'
         for name, of in levels.items()
         if name not in chosen and len(of) >= many
     ]
