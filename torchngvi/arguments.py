@@ -338,7 +338,7 @@ def read_tensor(
         raise InputError(f"{name} {what or f'must be of shape {wanted}'}; got shape {tuple(tensor.shape)}.")
     entries = tensor.values() if sparse.is_sparse(tensor) else tensor
     # where the sum is a number, so is every entry
-    if finite and not bool(entries.sum().isfinite()) and not bool((there := torch.isfinite(entries)).all()):
+    if finite and not math.isfinite(entries.sum().item()) and not bool((there := torch.isfinite(entries)).all()):
         raise InputError(
             f"{name} must be finite; got {int((~there).sum())} NaN or infinite of {entries.numel()} entries."
             + (f" {remedy}" if remedy else "")

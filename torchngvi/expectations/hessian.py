@@ -26,6 +26,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.numerics import sparse
 from torchngvi.numerics.gaussian_integrals import Moments
+from torchngvi.numerics.linalg import multiply
 from torchngvi.structures import Diagonal
 from torchngvi.structures.pattern import Structured
 
@@ -351,4 +352,4 @@ def _predictor(rows: Tensor, theta: Tensor) -> Tensor:
     """Xθ, (S, *batch, N)."""
     if sparse.is_sparse(rows):
         return (rows @ theta.mT).mT
-    return theta @ rows.mT if rows.ndim == 2 else (rows @ theta[..., None])[..., 0]
+    return multiply(rows, theta)

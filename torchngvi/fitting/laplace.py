@@ -27,6 +27,7 @@ from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
 from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import anyone
 from torchngvi.numerics.linalg import cholesky, eigh, finite
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
@@ -97,10 +98,10 @@ def search(
         direction = -curvature.solve(g)
         decrement2 = -torch.linalg.vecdot(g, direction)
         active = curvature.ok & finite(energy) & ~(decrement2 <= square)
-        if passes == most or not bool(active.any()):
+        if passes == most or not anyone(active):
             break
         theta, moved = _backtracked(target, theta, energy, direction, decrement2, active)
-        if not bool(moved.any()) or over(passes + 1):
+        if not anyone(moved) or over(passes + 1):
             break
     return Searched(theta, energy, decrement2, curvature, passes)
 
@@ -121,7 +122,7 @@ def _backtracked(
         fallen = energy + target.log_joint(trial[None])[0]
         enough = waiting & (fallen >= 1e-4 * length * square - rounding)
         result, waiting = where_members(enough, trial, result), waiting & ~enough
-        if not bool(waiting.any()):
+        if not anyone(waiting):
             break
     return result, active & ~waiting
 
@@ -306,9 +307,10 @@ def start_at_mode(
         return energy, g, Curvature(ok, solve, lambda structure: structure.from_dense(H))
 
     mean = q.frame().mean
-    at_mean, at_origin = (target.log_joint(theta[None])[0] for theta in (mean, torch.zeros_like(mean)))
+    places = torch.stack([mean, torch.zeros_like(mean)])
+    at_mean, at_origin = target.log_joint(places)
     # from the origin where ℓ is lower there: where it grows as e^η a pass leads back by 1 in η
-    first = where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), torch.zeros_like(mean), mean)
+    first = where_members(at_origin > at_mean.nan_to_num(nan=-math.inf), places[1], mean)
     found = search(target, first, at, near * target.temperature, most, over)
     known = finite(found.energy) & found.curvature.ok & finite(found.theta).all(-1)
     put_at(q, found.theta, found.curvature, target.temperature, known)

@@ -95,10 +95,14 @@ class Engine(ABC):
         # on the bar; what moves the bar within an `advance`, None where there is none; whether a budget is used up,
         # from what was spent in gradients, to be asked where there is no record for long; and the budget of gradients.
         self.capture: Callable[..., State] | None = None
+        self.let_go()
+        self.most = math.inf
+
+    def let_go(self) -> None:
+        """Forget the loop, which holds the engine: what both hold is then freed without the collector of cycles."""
         self.show: Callable[[str], None] = lambda phase: None
         self.tell: Callable[[int, dict[str, str]], None] | None = None
         self.over: Callable[[float], bool] = lambda cost: False
-        self.most = math.inf
 
     def settings(self) -> dict[str, str]:
         """The settings of the run in words: a checkpoint of a run with others is refused."""
@@ -251,6 +255,7 @@ class Loop:
                 raise
             self._save()
             examined = self._examined()
+        self.engine.let_go()
         evaluations, spent = (self.trace[-1].evaluations, self.trace[-1].gradients) if self.trace else (0, 0)
         gradients, values = self.engine.counted() or (spent, 0)
         return FitResult(

@@ -21,7 +21,7 @@ from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget, known_everywhere
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.numerics.arrays import on_host
+from torchngvi.numerics.arrays import anyone, everyone, on_host
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import Versions
 from torchngvi.optim import NaturalGradientVI, Status
@@ -153,7 +153,7 @@ class Steps(Engine):
         rounded = False
         if self.exact and self.rounding.asked(norm, self._members, alive):
             near = self.rounding.hides(self.q, self.target, status.loss, norm)
-            rounded = bool((near & ~self._members).any())
+            rounded = anyone(near & ~self._members)
             self._members = self._members | near
         standing = self._standing(status.loss, norm, self._alive, self._members)
         return standing._replace(loss=loss, spent=spent, lost=standing.lost or refuted, rounded=rounded)
@@ -172,19 +172,19 @@ class Steps(Engine):
         settings, device = self.engine_settings, self.q.mean_probe.device
         limit = settings.near if self.convex and self.batch_size is None else settings.far  # a pass has led near
         far = status.loss.isposinf() | (~status.loss.isnan() & (status.norm2 > (limit * self.target.temperature) ** 2))
-        if not bool(far.any()):
+        if not anyone(far):
             self.mark()
             return status
         here = self.q.snapshot()
         if not self._go_to_the_mode():
             return status
-        if not bool(far.all()):
+        if not everyone(far):
             self.q.assign(here, ~far.to(device))
         there = self._seen(self._evaluate())[0]
         better = ~far | (finite(there.loss) & ~(there.loss >= status.loss))
-        if not bool(better.all()):
+        if not everyone(better):
             self.q.assign(here, ~better.to(device))
-            if not bool((better | finite(status.loss)).any()):  # nobody is anywhere
+            if not anyone(better | finite(status.loss)):  # nobody is anywhere
                 return status
             there = self._seen(self._evaluate())[0]
         self.mark()
@@ -224,7 +224,7 @@ class Steps(Engine):
     def _take_step(self) -> None:
         """A step of the members that have not converged: where the others end does not depend on these."""
         assert self._members is not None
-        rest = self.exact and not self.target.coupled and bool(self._members.any())
+        rest = self.exact and not self.target.coupled and anyone(self._members)
         self._step(self._members.to(self.q.mean_probe.device) if rest else None)
 
     def _step(self, resting: Tensor | None) -> None:
@@ -249,8 +249,8 @@ class Steps(Engine):
         assert self._alive is not None
         assert self._members is not None
         moving = ~self._members
-        self.step = float(rho.where(moving, torch.inf).min() if bool(moving.any()) else rho.min())
-        self.stalled = 0 if bool((accepted & self._alive & moving).any()) else self.stalled + 1
+        self.step = float(rho.where(moving, torch.inf).min() if anyone(moving) else rho.min())
+        self.stalled = 0 if anyone(accepted & self._alive & moving) else self.stalled + 1
 
     def _seen(self, status: Status, *step: Tensor) -> tuple[Any, ...]:
         """What all questions of the run are asked of: the status and the last step, for which the host waits once."""
@@ -276,20 +276,20 @@ class Steps(Engine):
 
     def _standing(self, loss: Tensor, norm: Tensor, alive: Tensor, members: Tensor) -> Standing:
         """The state of the run, with what is to be said of it."""
-        if not known_everywhere(alive) and bool(alive.any()):
+        if not known_everywhere(alive) and anyone(alive):
             loss, norm = loss[alive], norm[alive]
         value, (evaluations, gradients) = float(loss.sum()), self._counts()
         record = Record(evaluations, value, float(norm.max()), self.step, self._rejections, gradients, 0.0)
         self.first_loss = value if self.first_loss is None else self.first_loss
         climb = ""
-        if value - self.first_loss > self.engine_settings.climb + abs(self.first_loss) and bool(alive.all()):
+        if value - self.first_loss > self.engine_settings.climb + abs(self.first_loss) and everyone(alive):
             climb = (
                 f" The negative ELBO climbed from {self.first_loss:.6g} to {value:.6g}, far above its start: use a "
                 "smaller lr or radius, or neither."
             )
         if self.target.in_passes and self.stalled == self.engine_settings.doubted:
             _check_passes(self.q, self.target)
-        lost = "" if bool((alive & ~members).any()) else self._why_lost(value, alive, members)
+        lost = "" if anyone(alive & ~members) else self._why_lost(value, alive, members)
         standing = Standing(record, members, loss, (0, 0), tolerance=self.tolerance, stalled=self.stalled)
         return standing._replace(lost=lost, climb=climb, remedy=self.remedy)
 
@@ -304,7 +304,7 @@ class Steps(Engine):
 
     def _why_lost(self, loss: float, alive: Tensor, members: Tensor) -> str:
         """Nobody is left who could get anywhere: why, or nothing where all have converged."""
-        if bool(members.all()):
+        if everyone(members):
             return ""
         if members.ndim and bool(members.any()):
             lost = int((~alive).sum())

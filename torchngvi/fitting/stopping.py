@@ -17,6 +17,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
 from torchngvi.models.guarded import VALUE
+from torchngvi.numerics.arrays import anyone, everyone
 
 
 class Standing(NamedTuple):
@@ -161,7 +162,7 @@ class NormBelow(Criterion):
     def asked(self, standing: Standing) -> Stop | None:
         """End the run, as converged, once the norm of every member is within the tolerance."""
         diverged = standing.rounded and standing.climb  # what a huge loss hides is no optimum
-        if diverged or not bool(standing.members.all()):
+        if diverged or not everyone(standing.members):
             return None
         least = ", the least that the rounding of the ELBO allows" if standing.rounded else ""
         return Stop(f"natural-gradient norm {standing.record.norm:.2g}{least}.{standing.climb}", converged=True)
@@ -180,7 +181,7 @@ class Rounding:
     def asked(self, norm: Tensor, members: Tensor, alive: Tensor) -> bool:
         """Whether rounding is to be looked at, ever more seldom: norms of those that have not converged do not fall."""
         moving = alive & ~members
-        if not bool(moving.any()):
+        if not anyone(moving):
             return False
         size = float(norm.where(moving, 0.0).max())
         if size < 0.5 * self._best:
@@ -195,7 +196,7 @@ class Rounding:
         """Say of which members, (*batch,), rounding hides what a step could gain."""
         gain, eps = 0.5 * norm.square(), torch.finfo(q.mean_probe.dtype).eps
         near = gain <= eps**0.5 * loss.abs().clamp_min(1.0)  # else there is something to gain
-        if not (bool(near.any()) and isinstance(target, TractableTarget)):
+        if not (anyone(near) and isinstance(target, TractableTarget)):
             return torch.zeros_like(near)
         other, losses = copy.deepcopy(q), [loss]
         here = other.snapshot()

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from torchngvi.errors import PairError
 from torchngvi.numerics import sparse
-from torchngvi.numerics.linalg import gram
+from torchngvi.numerics.arrays import anyone, everyone
+from torchngvi.numerics.linalg import gram, multiply
 from torchngvi.structures import Dense, Forest, Pattern
 from torchngvi.structures.pattern import Structured
 
@@ -111,7 +112,7 @@ def known_everywhere(mask: Tensor) -> bool:
     >>> known_everywhere(torch.tensor([True, True])), known_everywhere(torch.tensor([True, False]))
     (True, False)
     """
-    return may_be_asked(mask) and bool(mask.all() if mask.ndim else mask)
+    return may_be_asked(mask) and everyone(mask)
 
 
 def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -131,11 +132,9 @@ def where_members(mask: Tensor, new: Tensor, old: Tensor) -> Tensor:
     if new is old:
         return old
     if may_be_asked(mask):  # where asking costs nothing, most masks need no copy
-        if mask.ndim == 0:
-            return new if bool(mask) else old
-        if bool(mask.all()):
+        if everyone(mask):
             return new
-        if not bool(mask.any()):
+        if not anyone(mask):
             return old
     return torch.where(mask.reshape(mask.shape + (1,) * (old.ndim - mask.ndim)), new, old)
 
@@ -489,7 +488,7 @@ class Sites(NamedTuple):
             a = frame.pull(self._gradient())
             W = structure.sparse_gram(frame.root, self.rows, self.beta, frame.upper)
         else:
-            a = (self.alpha[..., None, :] @ self.projected)[..., 0, :]
+            a = multiply(self.projected.mT, self.alpha)
             if prior is not None:
                 a = a + frame.pull(prior.force(self.mean))
             W = _outer(structure, self.projected, self.beta)
@@ -502,10 +501,7 @@ class Sites(NamedTuple):
 
     def _gradient(self) -> Tensor:
         """Xᵀα + Λ(m - m₀)."""
-        if self.projected is None:
-            data = self.rows.mT @ self.alpha
-        else:
-            data = (self.alpha[..., None, :] @ self.rows)[..., 0, :]
+        data = self.rows.mT @ self.alpha if self.projected is None else multiply(self.rows.mT, self.alpha)
         return data if self.prior is None else data + self.prior.force(self.mean)
 
     def change(self, frame: Frame, exact: bool = False) -> Change | None:
@@ -527,10 +523,10 @@ class Sites(NamedTuple):
 
         def change(delta: Tensor, K: Structured) -> tuple[Tensor, Structured]:
             d, k = delta.to(dtype), K.to(dtype)
-            de = (A @ d[..., None])[..., 0]
+            de = multiply(A, d)
             half = torch.linalg.vecdot(A, structure.rows(A, k, frame.upper))  # ½ dv
             slope = torch.addcmul(beta * de, beta_e, half)
-            a = (slope[..., None, :] @ A)[..., 0, :].to(delta)
+            a = multiply(A.mT, slope).to(delta)
             if prior is not None:
                 a = a + frame.pull(prior.product(frame.push(delta)))
             return a, _outer(structure, A, torch.addcmul(beta_e * de, beta_v, half)).to(K)

@@ -341,7 +341,7 @@ class Marginals(NamedTuple):
         return value.sum(-1), Sites(self.rows, self.projected, alpha, beta, None, self.theta, self.weights)
 
 
-def _bends(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def bends_of(likelihood: Any, y: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """The derivatives of β in e and v, of a likelihood that knows F."""
     own = getattr(likelihood, "_bends", None)  # where it knows them without autograd
     return bends(likelihood.expected, mean, variance, y) if own is None else own(mean, variance, y)
@@ -365,7 +365,7 @@ class LinearTarget(AdditiveTractable):
         """Compute Σ_n w_n E[f_n], (*batch,), and its derivative as sites, both without the prior."""
         rows = self.marginals(frame)
         value, sites = rows.energy_from(rows.expected())
-        return value, sites._replace(at=(rows.mean, rows.variance), bends=partial(_bends, rows.likelihood, rows.y))
+        return value, sites._replace(at=(rows.mean, rows.variance), bends=partial(bends_of, rows.likelihood, rows.y))
 
     def energy_from(self, frame: Frame, rows: Marginals, moments: Moments) -> tuple[Tensor, Sites]:
         """Compute E_q[ℓ] (*batch,) and its derivative from other moments than the likelihood's: a bound, or draws."""

@@ -7,17 +7,9 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size
 from torchngvi.errors import InputError, PairError
-from torchngvi.interfaces import (
-    Acceleration,
-    Bent,
-    LinearTarget,
-    Local,
-    Marginals,
-    Posterior,
-    known_everywhere,
-    where_members,
-)
-from torchngvi.numerics.linalg import cholesky
+from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Posterior, known_everywhere, where_members
+from torchngvi.interfaces.targets import bends_of
+from torchngvi.numerics.linalg import cholesky, multiply
 from torchngvi.stepsizes.line_search import raised
 from torchngvi.structures import Pattern
 
@@ -238,17 +230,17 @@ class SiteNewton(Acceleration):
 
         # δ = δ₀ - ½W⁻¹Aᵀ(β_e ∘ δv) and δv = δv₀ - (AAᵀ)²t, hence (1 + (AAᵀ)² T) δv = δv₀ - (AAᵀ)² t₀
         start = -_solve(L, a)
-        t0 = beta_e * _mv(A, start)
+        t0 = beta_e * multiply(A, start)
         bends = beta_e[..., None] * A  # t = t₀ + T δv
         T = torch.diag_embed(beta_v) - 0.5 * bends @ torch.cholesky_solve(bends.mT, L)
         squares = (A @ A.mT).square()
         rows = torch.eye(A.shape[-2], dtype=a.dtype, device=a.device)
-        delta_v = torch.linalg.solve_ex(rows + squares @ T, -(A @ P * A).sum(-1) - _mv(squares, t0))[0]
-        D = P + A.mT @ ((t0 + _mv(T, delta_v))[..., None] * A)
-        delta = start - 0.5 * _solve(L, _mv(A.mT, beta_e * delta_v))
+        delta_v = torch.linalg.solve_ex(rows + squares @ T, -(A @ P * A).sum(-1) - multiply(squares, t0))[0]
+        D = P + A.mT @ ((t0 + multiply(T, delta_v))[..., None] * A)
+        delta = start - 0.5 * _solve(L, multiply(A.mT, beta_e * delta_v))
 
         # VariationalNewton at ρ = 1 goes to V' = C(1 + D)⁻¹Cᵀ and m' = m - C(1 + D)⁻¹ a'
-        bent = -_mv(eye + D, delta)
+        bent = -multiply(eye + D, delta)
         slope = q.structure.total((a * bent).sum(-1) + 0.5 * (P * D).sum((-2, -1)))
         length2 = q.structure.dot(delta, delta) + 0.5 * q.structure.entries_norm2(D)
         # after a step of Newton that had to be cut short, one of the natural gradient
@@ -263,23 +255,9 @@ class SiteNewton(Acceleration):
         rows = self.model.marginals(q.frame())
         if rows.projected is None:
             raise PairError("SiteNewton needs a dense X; got a sparse one. Use RowSpace(model).fit(), or X.to_dense().")
-        beta_e, beta_v = (rows.weights * slope / self.model.temperature for slope in _curvature_slopes(rows))
+        slopes = bends_of(rows.likelihood, rows.y, rows.mean, rows.variance)
+        beta_e, beta_v = (rows.weights * slope / self.model.temperature for slope in slopes)
         return rows.projected, beta_e, beta_v
-
-
-def _curvature_slopes(rows: Marginals) -> tuple[Tensor, Tensor]:
-    """The derivatives of β with respect to e and v, (*batch, N)."""
-    with torch.enable_grad():
-        mean, variance = rows.mean.detach().requires_grad_(), rows.variance.detach().requires_grad_()
-        _, _, curvature = rows.likelihood.expected(mean, variance, rows.y)
-        if not curvature.requires_grad:  # a quadratic
-            return torch.zeros_like(mean), torch.zeros_like(mean)
-        slope, bend = torch.autograd.grad(curvature.sum(), (mean, variance), materialize_grads=True)
-        return slope, bend
-
-
-def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
-    return (matrix @ vector[..., None])[..., 0]
 
 
 def _solve(factor: Tensor, vector: Tensor) -> Tensor:

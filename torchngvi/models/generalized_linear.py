@@ -21,6 +21,7 @@ from torchngvi.models import checks
 from torchngvi.models import checks as graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
+from torchngvi.numerics.linalg import multiply
 from torchngvi.numerics.versions import settings_of, tensors_of, tracked
 from torchngvi.posteriors.shapes import fits
 
@@ -254,9 +255,7 @@ class GeneralizedLinear(LinearTarget):
         """
         if sparse.is_sparse(self.X):
             return (self.X @ theta.reshape(-1, self.dim).mT).mT.reshape(*theta.shape[:-1], -1) + self.offset
-        if self.X.ndim == 2:
-            return theta @ self.X.mT + self.offset
-        return (theta[..., None, :] @ self.X.mT)[..., 0, :] + self.offset  # of small matrices four times X @ θ
+        return multiply(self.X, theta) + self.offset
 
     def data_log_likelihood(
         self,

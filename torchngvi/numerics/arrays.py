@@ -64,6 +64,16 @@ def on_host(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(part.reshape(old.shape).to(old.dtype) for part, old in zip(parts, tensors, strict=True))
 
 
+def anyone(mask: Tensor) -> bool:
+    """Say whether a mask (*batch,) is true for some member; that of one member is not reduced."""
+    return bool(mask.any() if mask.ndim else mask)
+
+
+def everyone(mask: Tensor) -> bool:
+    """Say whether a mask (*batch,) is true for every member."""
+    return bool(mask.all() if mask.ndim else mask)
+
+
 class Fetched:
     """Numbers on their way from a device, which are read when they have arrived, without a wait for it."""
 

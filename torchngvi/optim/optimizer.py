@@ -49,6 +49,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.arguments import FullPrecision, as_target, classify
+from torchngvi.numerics.arrays import anyone
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import tracked
 from torchngvi.optim import pairs, watching
@@ -338,7 +339,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
     def _stayed(self) -> bool:
         """Whether the last step was taken by nobody, and the way from there is known: with a metric it is another."""
         accepted = None if self.last is None else self.last.accepted
-        return self.metric is None and accepted is not None and may_be_asked(accepted) and not bool(accepted.any())
+        return self.metric is None and accepted is not None and may_be_asked(accepted) and not anyone(accepted)
 
     def _step_on_closure(self, closure: Callable[[], Tensor], resting: Tensor | None) -> Tensor:
         scales = [group["loss_scale"] for group in self.param_groups]
@@ -466,7 +467,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     def _warn_if_rejected(self, q: Posterior, refused: Tensor, rho: Tensor) -> None:
         """Warn of a step that was not taken, once, and where asking costs nothing."""
-        if may_be_asked(refused) and not self._warned and bool(refused.any()):
+        if may_be_asked(refused) and not self._warned and anyone(refused):
             self._warned = True
             watching.warn_of_rejection(type(self).__name__, q, rho)
 

@@ -102,7 +102,7 @@ class RootNewton(Rule):
         local, frame, structure = q.local(e), q.frame(), q.structure
         assert isinstance(structure, FullAlgebra)
         unit = e.temperature or 1.0
-        eye, norm2 = structure.eye(local.a), once(lambda: q.norm2(local))
+        norm2 = once(lambda: q.norm2(local))
         gradient = Direction(local.a, structure.tril(local.P))
         found: list[Direction] = []
 
@@ -115,7 +115,7 @@ class RootNewton(Rule):
         def at(rho: Tensor) -> Congruence:
             delta, T = move()
             share = unit * rho
-            inverse = structure.inverse(plus(structure, eye, share, T))
+            inverse = structure.inverse(plus(structure, structure.eye(delta), share, T))
             N = structure.gram(inverse, torch.ones_like(delta), frame.upper)
             return Congruence(N, structure.smv(N, share[..., None] * delta))
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Change, Expectation, Frame, Framed, Local, may_be_asked, where_members
+from torchngvi.numerics.arrays import anyone
 from torchngvi.structures import Dense, FullAlgebra
 from torchngvi.structures.pattern import Structured, plus
 
@@ -48,7 +49,8 @@ class Direction(NamedTuple):
     @classmethod
     def of(cls, flat: Tensor, structure: FullAlgebra) -> "Direction":
         """The direction of such a vector, as views of it."""
-        return cls(flat[..., : structure.dim], flat[..., structure.dim :].unflatten(-1, structure.shape))
+        T = flat[..., structure.dim :]  # Tensor.unflatten is written in Python
+        return cls(flat[..., : structure.dim], T.view(T.shape[:-1] + structure.shape))
 
 
 def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> Callable[[Direction], Direction]:
@@ -83,7 +85,7 @@ def conjugate_gradients(
     running, least = rz > 0, accuracy.square() * rz
     asked = may_be_asked(running)
     for count in range(most if asked else min(most, _WITHOUT_ASKING)):
-        if asked and not bool(running.any()):
+        if asked and not anyone(running):
             break
         products += 1
         Hp = hessian(Direction.of(p, structure)).flat(structure)

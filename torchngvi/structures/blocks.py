@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_size
-from torchngvi.numerics import sparse
-from torchngvi.numerics.linalg import cholesky, gram, positive_columns, reverse_cholesky, triangular_inverse, tril_half
+from torchngvi.numerics import linalg, sparse
 from torchngvi.structures.pattern import Pattern, Structured
 
 # Patterns whose squares are closed under all products, not only under those of triangular matrices
@@ -110,15 +109,15 @@ class Squares(FullAlgebra):
     tmatmul = verb("tmatmul", lambda self, root, symmetric: (root.mT @ symmetric).tril())
     congruence = verb("congruence", lambda self, root, symmetric: root @ symmetric @ root.mT)
     transpose = verb("transpose", lambda self, matrix: matrix.mT)
-    inverse = verb("inverse", lambda self, root: triangular_inverse(root))
+    inverse = verb("inverse", lambda self, root: linalg.triangular_inverse(root))
     exp = verb("exp", lambda self, symmetric: torch.linalg.matrix_exp(symmetric.contiguous()))  # it views its argument
-    cholesky = verb("cholesky", lambda self, symmetric: self._members(cholesky(symmetric)))
-    positive_root = verb("positive_root", lambda self, root: self._members(positive_columns(root)))
+    cholesky = verb("cholesky", lambda self, symmetric: self._members(linalg.cholesky(symmetric)))
+    positive_root = verb("positive_root", lambda self, root: self._members(linalg.positive_columns(root)))
     scale_columns = verb("scale_columns", lambda self, root, factors: root * self.split(factors)[..., None, :])
 
     def reverse_cholesky(self, symmetric: Structured) -> tuple[Structured, Tensor]:
         """Factor A = Lᵀ L, and say for which members the factor of every square exists."""
-        upper, ok = self._members(reverse_cholesky(symmetric))
+        upper, ok = self._members(linalg.reverse_cholesky(symmetric))
         return upper.mT, ok
 
     def right_solve(self, matrix: Structured, root: Structured) -> Structured:
@@ -138,7 +137,7 @@ class Squares(FullAlgebra):
     # entries and metric, without an index
     diagonal = verb("diagonal", lambda self, matrix: self.join(matrix.diagonal(dim1=-2, dim2=-1)))
     tril = verb("tril", lambda self, matrix: matrix.tril())
-    tril_half = verb("tril_half", lambda self, symmetric: tril_half(symmetric))
+    tril_half = verb("tril_half", lambda self, symmetric: linalg.tril_half(symmetric))
     norm2 = verb("norm2", lambda self, symmetric: self.entries_norm2(symmetric))
 
     @property
@@ -153,7 +152,7 @@ class Squares(FullAlgebra):
 
     def one_sided(self, matrix: Structured) -> Structured:
         """Make the symmetric matrix that has these entries on and below the diagonal."""
-        half = tril_half(matrix)
+        half = linalg.tril_half(matrix)
         return half + half.mT
 
     def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
@@ -193,7 +192,7 @@ class Squares(FullAlgebra):
 
     def gram(self, root: Structured, weights: Tensor, transposed: bool = False) -> Structured:
         """Compute Cᵀ diag(w) C for C = L, or for C = Lᵀ where ``transposed``."""
-        return gram(root.mT if transposed else root, self.split(weights))
+        return linalg.gram(root.mT if transposed else root, self.split(weights))
 
     def conjugate(self, root: Structured, dense: Tensor, transposed: bool = False) -> Structured:
         """Keep the squares of Cᵀ H C for C = L, or for C = Lᵀ where ``transposed``."""
@@ -330,13 +329,10 @@ def _mv(
 ) -> Tensor:
     """A x, for samples on the left of the batch."""
     extra = vector.ndim - matrix.ndim + 1
-    if extra <= 0:
-        return (matrix @ vector[..., None])[..., 0]
-    if matrix.ndim == 2:
-        return vector @ matrix.mT
-    samples = vector.shape[:extra]
+    if extra <= 0 or matrix.ndim == 2:
+        return linalg.multiply(matrix, vector)
     columns = vector.flatten(0, extra - 1).movedim(0, -1)  # (*batch, D, S)
-    return (matrix @ columns).movedim(-1, 0).unflatten(0, samples)
+    return (matrix @ columns).movedim(-1, 0).unflatten(0, vector.shape[:extra])
 
 
 def _solve(
