@@ -15,7 +15,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "hostile_arguments.py"
 CASES, SEED = 3000, 0
 
 
-@pytest.mark.parametrize("cases", [300, pytest.param(CASES, marks=pytest.mark.accuracy)])
+@pytest.mark.parametrize("cases", [150, pytest.param(CASES, marks=pytest.mark.accuracy)])
 def test_a_sample_of_hostile_arguments(cases):
     """Of all doors, arguments and hostile values: works, or refuses with an error of the library."""
     if not BENCHMARK.exists():

@@ -117,6 +117,7 @@ moved = pytest.mark.parametrize("name", MOVED)
 
 @moved
 class TestMoves:
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize("kind", PRECISION)
     @pytest.mark.parametrize("rho", [0.3, 1.0])
     def test_vn_moves_the_precision_to_the_hessian(self, name, kind, rho):

@@ -47,6 +47,7 @@ def test_training_goes_on_from_the_file_of_the_leader(ranks, tmp_path):
         assert torch.equal(left["losses"], right["losses"])
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("steps", [None, 12])
 def test_a_guide_of_pyro_with_its_draws_apart(ranks, steps):
     pytest.importorskip("pyro")

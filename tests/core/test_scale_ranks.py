@@ -40,6 +40,7 @@ def test_the_second_order_adds_up(ranks, cut):
     assert_close(first, cases.second_order(None, cut), 1e-13)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("cut", [667, cases.ROWS])
 @pytest.mark.parametrize("family", ["bernoulli", "poisson"])
 def test_spread_rows_begin_at_the_mode(ranks, family, cut):

@@ -304,6 +304,7 @@ def two(theta):
     return torch.logaddexp(near, far)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.usefixtures("pooled")
 def test_another_mode_is_found(seed, monkeypatch):

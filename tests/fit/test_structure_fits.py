@@ -69,6 +69,7 @@ class TestFits:
         result = fit(q, TARGETS[target](), progress=False)
         assert result.converged, result.reason
 
+    @pytest.mark.sparse(2)
     def test_from_a_pass_over_batches(self, kind, name):
         q = kind(DIM, structure=PATTERNS[name], dtype=DTYPE)
         assert fit(q, TARGETS["linear"](), batch_size=20, progress=False).converged

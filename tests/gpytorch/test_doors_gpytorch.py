@@ -70,6 +70,7 @@ class TestTheEndAtAConstant:
         model.eval()
         assert (model(X).mean - WAVE).square().mean().sqrt() < 0.01
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize(
         ("likelihood", "draw"),
         [
@@ -101,6 +102,7 @@ class TestTheEndAtAConstant:
             result = train_svgp(model, likelihood, (X.double(), wave), progress=False)
         assert result.found == "function"
 
+    @pytest.mark.accuracy
     def test_classes_without_noise(self):
         """The end is looked at within rounding, on a copy of q, which the model does not know."""
         model, x = Model(X[::5].double()).double(), X.double()

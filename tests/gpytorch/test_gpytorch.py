@@ -534,6 +534,7 @@ HARD = {
 
 
 class TestFailureTable:
+    @pytest.mark.sparse(2)
     @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
     @pytest.mark.parametrize("name", HARD)
     def test_float32(self, name):
@@ -588,6 +589,7 @@ class TestDocuments:
         assert "q converged, natural-gradient norm" in capsys.readouterr().out
         assert (tmp_path / "figure.png").stat().st_size > 10_000
 
+    @pytest.mark.accuracy
     def test_classification_example(self, tmp_path, capsys):
         arguments = ["--rows", "800", "--epochs", "5", "--out", str(tmp_path / "figure.png")]
         accuracy, rejections = runpy.run_path(str(ROOT / "examples" / "svgp_classification.py"))["main"](arguments)

@@ -119,6 +119,7 @@ def test_a_stream_in_one_step(module, monkeypatch):
     torch.testing.assert_close(covariance, q.covariance, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.accuracy
 def test_where_the_one_call_begins(module, toy, capsys):
     """A line for each length scale, with points of three kinds; the centres of k-means are means of their rows."""
     import torch

@@ -134,6 +134,7 @@ def apart(a, b, x):
 
 
 class TestConditioning:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("strategy", STRATEGIES)
     @pytest.mark.parametrize("kind", KINDS)
     def test_gaussian_rows_are_as_a_refit_on_all(self, kind, strategy):
@@ -174,6 +175,7 @@ class TestConditioning:
             condition(model, gp.likelihoods.FixedNoiseGaussianLikelihood(noise[part]), x[part], y[part])
         assert apart(model, everything, x) < 1e-10
 
+    @pytest.mark.sparse(5)
     @pytest.mark.parametrize("strategy", STRATEGIES)
     @pytest.mark.parametrize("name", ["gaussian", *OTHERS])
     @pytest.mark.parametrize("new", [[[-1.5], [2.5]], [[[-1.5], [2.5]], [[1.0], [1.0]]]])

@@ -85,6 +85,7 @@ def trained(name, family=CholeskyGaussian, steps=3):
 
 
 class TestEveryStrategy:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_copies(self, name):
         """Straight after a step: deepcopy, pickle and state_dict carry q, and predictions agree."""
@@ -117,6 +118,7 @@ class TestEveryStrategy:
         assert math.isfinite(step(model, mll, natural, x, y))
         assert bool((q.mean.double() != before).all())
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("name", STRATEGIES)
     @pytest.mark.parametrize("training", [True, False])
     def test_memory_of_an_old_q_is_cleared(self, name, training):

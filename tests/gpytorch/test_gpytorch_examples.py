@@ -37,6 +37,7 @@ def test_poisson(tmp_path, capsys):
     assert "a constant rate" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_multitask(tmp_path, capsys):
     in_gaps, outside, rejections = run("svgp_multitask", tmp_path, "--rows", "200", "--epochs", "40")
     assert in_gaps < 0.3

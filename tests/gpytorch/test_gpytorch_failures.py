@@ -46,6 +46,7 @@ class TestRows:
         assert reported == (outcome.rejections > 0)
         assert relative(outcome) < (REFUSED if outcome.rejections else CLOSE[dtype])
 
+    @pytest.mark.sparse(3)
     def test_train_svgp(self, name, dtype):
         if ROWS[name].objective != "VariationalELBO":
             pytest.skip("train_svgp has the evidence lower bound only")

@@ -156,6 +156,7 @@ def test_independent_tasks_are_bounds_of_their_own():
     assert math.isclose(value_of(model, likelihood, (x, y)), total, rel_tol=1e-12)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_by_differences(kind):
     """In every parameter, of rows that weigh more than one."""
@@ -248,6 +249,7 @@ class TestTraining:
         with torch.no_grad():
             assert float((model.eval()(x).mean - y).square().mean().sqrt()) < 0.12
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("kind", ["softmax", "heteroskedastic", "batch", "mixed"])
     def test_one_call(self, kind):
         """q is at its optimum at the end, by steps that `refine_svgp` need not add to, and the loss has fallen."""
@@ -258,6 +260,7 @@ class TestTraining:
         assert result.losses[-1] < before - 0.1
         assert ("by an integral in the place of nodes" in result.reason) == (kind == "softmax")
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("tasks", [None, 3])
     def test_without_whitening(self, tasks):
         """The unwhitened strategy ends where the whitened one does, and keeps its place and its q."""
@@ -278,6 +281,7 @@ class TestTraining:
             assert max(float(slope.abs().max()) for slope in slopes) < 1e-3
         assert math.isclose(*losses, rel_tol=1e-3)
 
+    @pytest.mark.accuracy
     def test_more_points_for_several_functions(self):
         x, y = regression()
         model, likelihood = model_of(3), noise_of(3).double()

@@ -39,6 +39,7 @@ def short(monkeypatch):
     monkeypatch.setattr(rounds_module, "_ITERATIONS", 8)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("strategy", [gp.variational.VariationalStrategy, gp.variational.UnwhitenedVariationalStrategy])
 @pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
 def test_it_grows_until_that_brings_little(kind, strategy):
@@ -58,6 +59,7 @@ def test_it_grows_until_that_brings_little(kind, strategy):
         assert float((model.eval()(rows[0]).mean - torch.sin(6 * rows[0][:, 0])).abs().mean()) < 0.1
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
 def test_it_ends_where_that_number_would_have_been_given(kind):
     """The hyper-parameters that fewer points have learnt are no start."""
@@ -93,6 +95,7 @@ def test_what_ends_it():
     assert plain.inducing == 0
 
 
+@pytest.mark.accuracy
 def test_another_likelihood():
     result = learn(Model(), data(3, name="bernoulli"), gp.likelihoods.BernoulliLikelihood())
     assert result.inducing >= 8

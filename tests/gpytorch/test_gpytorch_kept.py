@@ -108,6 +108,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("modes", [False, True])
 def test_a_change_is_seen(change, modes, factored):

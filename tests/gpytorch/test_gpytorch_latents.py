@@ -398,6 +398,7 @@ def test_float32(kind):
     assert all(p.dtype == torch.float32 for p in (*model.parameters(), *likelihood.parameters()))
 
 
+@pytest.mark.accuracy
 def test_a_noise_that_depends_on_x():
     """Two functions, mean and log noise; hyper-parameters learnt on mini-batches, and the noise is found."""
     x = inputs(600)

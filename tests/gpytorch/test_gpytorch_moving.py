@@ -137,6 +137,7 @@ class TestCheckpoints:
 
 
 class TestServed:
+    @pytest.mark.sparse(3)
     @pytest.mark.filterwarnings("ignore:A not p.d.")  # GPyTorch's pseudo-points
     @pytest.mark.parametrize("strategy", [v.VariationalStrategy, v.UnwhitenedVariationalStrategy])
     @pytest.mark.parametrize("posterior", [FULL[1], DiagonalGaussian])

@@ -89,6 +89,7 @@ class TestRegression:
         close(ends[0][0], ends[1][0], IDENTITY)
         close(ends[0][1], ends[1][1], IDENTITY)
 
+    @pytest.mark.accuracy
     def test_rate(self):
         """E KL(q_t‖q*) falls as 1/t: the mean over 40 runs, slope -1 on logarithmic axes from t = 25 to 200."""
         x, y = data()

@@ -181,6 +181,7 @@ class TestWhereItEnds:
         assert refine_svgp(model, likelihood, [rows], progress=False).evaluations == 1
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - first) < (1e-9 if strategy is WHITENED else 1e-6)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("learnt", [True, False])
     @pytest.mark.parametrize("kind", [OWN[0], NaturalGradientVariationalDistribution])
@@ -324,6 +325,7 @@ class TestParts:
             learn(model.double(), likelihood, (x.double(), 2 * y - 1), rounds=1).losses[-1] < 0.67
         )  # 0.69 is a constant's
 
+    @pytest.mark.accuracy
     def test_student_t_without_noise(self):
         """Trials of the line search end at a bad q, from which the search does not come back: the rounds go on."""
         generator = torch.Generator().manual_seed(0)
@@ -356,6 +358,7 @@ class TestParts:
         assert all(torch.equal(a, b) for a, b in zip(engine.learnt, before, strict=True))
         assert not engine.optimizer.state
 
+    @pytest.mark.accuracy
     @pytest.mark.filterwarnings("ignore::torchngvi.errors.ScaleWarning")
     def test_a_memory_that_leads_nowhere(self):
         """Is dropped: beside one target of 10,000 the noise has to become large, and does not stop on the way."""

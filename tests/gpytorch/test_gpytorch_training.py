@@ -178,6 +178,7 @@ class TestLength:
             ratio = sum(products) / sum(squares)
             assert abs(ratio + rho / 2) < 5 / math.sqrt(400 * 3800)
 
+    @pytest.mark.accuracy
     def test_the_length_falls_where_nothing_moves(self):
         """With hyper-parameters at rest the noise of the batches prevails: ρ falls, and the loss with it."""
         model, likelihood, _, loader = set_up()
@@ -467,6 +468,7 @@ class TestResume:
                 model, likelihood, tud.DataLoader(loader.dataset, 20), N, adam, progress=False, checkpoint=path
             )
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("change", CHANGES)
     def test_what_has_no_fingerprint(self, tmp_path, change):
         """Other data behind a dataset or an iterable, other settings: refused, and nothing changes; the same go on."""

@@ -69,6 +69,7 @@ def least(model, make=POSTERIORS["dense"]):
     return q, loss(q, model)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_never_violated(name):
     """At 20 random q, near and far, narrow and wide."""
@@ -184,6 +185,7 @@ class TestIdentities:
         found = here.by_prior(Curvature.of(here.prior, here.structure))
         assert found == pytest.approx(0.15 * q.mean.square().sum().item(), rel=1e-10)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("likelihood", [BernoulliLogit(), PoissonLog()])
     @pytest.mark.parametrize(("mean", "sd"), [(0.0, 0.1), (1.0, 1.0), (-3.0, 2.5), (0.5, 6.0)])
     def test_constants_bound_forms(self, likelihood, mean, sd):

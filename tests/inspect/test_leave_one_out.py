@@ -123,6 +123,7 @@ def test_inference_mode():
     assert torch.equal(inside.density, leave_one_out(q, model).density)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_against_fits_without_the_row(name):
     make = MODELS[name]

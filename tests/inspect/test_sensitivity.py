@@ -59,6 +59,7 @@ POSTERIORS = {
 }
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 @pytest.mark.parametrize("kind", POSTERIORS)
 def test_it_is_the_derivative_of_solve(kind, temperature):

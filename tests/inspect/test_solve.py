@@ -85,11 +85,13 @@ def check(make, q, value=score, steps=2e-4):
         assert (gradient * way).sum().item() == pytest.approx(difference, rel=1e-6, abs=1e-7), name
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_derivatives_are_those_of_fits(family):
     check(lambda given: model(given, FAMILIES[family]), POSTERIORS["Cholesky"])
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("kind", POSTERIORS)
 def test_under_every_posterior(kind):
     check(model, POSTERIORS[kind])

@@ -189,6 +189,7 @@ class TestRuns:
         for name in ("beta", "sd", "residual_sd"):
             np.testing.assert_allclose(data["posterior"][name].values, same["posterior"][name].values, rtol=1e-8)
 
+    @pytest.mark.accuracy
     def test_a_formula_of_several_factors(self):
         formula = "n ~ week + (1 | patient) + (1 | ward)"
         data = self.run("--formula", formula, "--likelihood", "poisson").to_arviz()

@@ -79,6 +79,7 @@ def fitted(function, dim, seed=0):
 # ------------------------------------------------------------------------------------ words
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(
     ("function", "dim", "word", "reason"),
     [
@@ -245,6 +246,7 @@ def test_a_margin_is_followed_before_more_weights_use_up_the_budget(s, dim):
     assert (verdict.word, verdict.sampled.draws) == ("does not fit", 4096), str(verdict)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("most", [1, 100, 511, 512, 600, 1500, 4000, 20_000])
 def test_a_budget_is_kept(most):
     target = Counting(funnel(3.0))

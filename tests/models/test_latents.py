@@ -395,6 +395,7 @@ def test_values_do_not_depend_on_their_company():
     torch.testing.assert_close(alone, together, rtol=1e-13, atol=1e-12)
 
 
+@pytest.mark.accuracy
 def test_a_fit_is_that_of_the_exact_marginal():
     """Of Gaussian noise, where the marginal has a closed form, the same seed gives the same q."""
     target = marginal(gaussian, 25, torch.zeros(3, dtype=F64), pattern=LATTICE)

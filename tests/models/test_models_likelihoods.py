@@ -183,6 +183,7 @@ class TestLikelihood:
             expected = -scipy.stats.nbinom.logpmf(y.numpy(), r, r / (r + eta.exp().numpy()))
         close(likelihood.energy(eta, y), torch.as_tensor(expected), 1e-11)
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("batch", [(), (2,), (3,)])
     def test_in_a_model(self, likelihood, batch):
         """Quadrature and autograd give one packet, and a fit without a learning rate converges."""

@@ -122,6 +122,7 @@ class TestTable:
 
 
 class TestExpectations:
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("R", [4, 20])
     @pytest.mark.parametrize("s", [0.3, 1.0, 5.0, 40.0])
     def test_value(self, R, s):
@@ -130,6 +131,7 @@ class TestExpectations:
             value = bound.softplus(torch.tensor([e], dtype=DTYPE), torch.tensor([s * s], dtype=DTYPE)).value
             assert float(value) == pytest.approx(brute(bound.pieces, e, s), abs=2e-7 * max(1.0, s))
 
+    @pytest.mark.sparse(3)
     @counts
     def test_error_of_the_value(self, R):
         """Between 0 and ε(R) at every mean and variance, so O(R⁻³)."""

@@ -586,6 +586,7 @@ class TestDataLogJoint:
 
 
 class TestFit:
+    @pytest.mark.sparse(4)
     @families
     @gammas
     def test_converges_to_the_optimum_of_the_model(self, family, gamma):

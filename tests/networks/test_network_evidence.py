@@ -89,6 +89,7 @@ def test_of_a_logistic_regression_it_agrees_with_quadrature():
     assert q.log_evidence([(x, y)]) == pytest.approx(float(exact), abs=0.02)
 
 
+@pytest.mark.sparse(4)
 @pytest.mark.parametrize("structure", ["diagonal", "dense", "rows"])
 @pytest.mark.parametrize("groups", [None, ["*"], ["weight", "bias"]])
 def test_the_chosen_precision_is_the_maximum_of_the_evidence_at_its_mean(structure, groups):

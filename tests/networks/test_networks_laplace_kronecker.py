@@ -83,6 +83,7 @@ def test_it_begins_anew():
     torch.testing.assert_close(q.variance["2.bias"], single.variance["2.bias"], rtol=1e-12, atol=0)
 
 
+@pytest.mark.accuracy
 def test_labels_that_are_drawn():
     model, x = net(), inputs()
     q = made(model)

@@ -54,6 +54,7 @@ def test_a_captured_step_is_the_ordinary_one(name, batch, settings):
     assert distance(captured.posteriors[0], make_posterior(name, batch)) > 0.05
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("structure", STRUCTURES)
 @pytest.mark.parametrize("kind", [NaturalGaussian, ngvi.PrecisionCholeskyGaussian])
 def test_a_captured_step_with_structure(kind, structure):

@@ -270,6 +270,7 @@ class TestPairs:
 class TestGeneralizedLinear:
     """The log joint, and bounds on its curvature."""
 
+    @pytest.mark.sparse(7)
     @families
     @batches_at
     @pytest.mark.parametrize("own_design", [False, True])

@@ -122,7 +122,7 @@ def guide_with_an_elbo(name):
 HOSTS = [script_with_a_target, script_with_a_loss, svgp, guide_with_a_log_joint, guide_with_an_elbo]
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.sparse(7)
 @pytest.mark.parametrize("steps", [30, pytest.param(300, marks=pytest.mark.accuracy)])
 @pytest.mark.parametrize("host", HOSTS)
 @pytest.mark.parametrize("name", METHODS)

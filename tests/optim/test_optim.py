@@ -1218,6 +1218,7 @@ def test_members_of_a_batch_are_rejected_apart(name):
         assert not torch.equal(buffer[0], old[0])
 
 
+@pytest.mark.sparse(7)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("probe", ["mean_probe", "root_probe"])
 @pytest.mark.parametrize("batch", BATCHES)
@@ -1256,6 +1257,7 @@ def test_a_closure_that_returns_nan(name):
     assert distance(q, start) > 0.01
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("spoiled", [3, 4])  # the trial of the first step, the start of the second
 @pytest.mark.parametrize("batch", BATCHES)
 def test_trial_steps_recover_from_one_bad_value(spoiled, batch):

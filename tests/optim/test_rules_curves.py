@@ -198,6 +198,7 @@ OF_OTHER_TESTS = (VariationalNewton, NaturalGradient, BuresWasserstein)  # in te
 BUDGET = {"covariance_gradient": 3000, "root_gradient": 1500, "svgd": 1500, "centered_svgd": 400}
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(("name", "rule"), [pair for pair in PAIRS if RULES[pair[1]] not in OF_OTHER_TESTS])
 def test_sufficient_decrease_works_with_every_rule(name, rule):
     """No learning rate, from a wrong start: never up, to the optimum of the reference."""

@@ -1,6 +1,5 @@
 """Analytic natural gradients of a Cholesky factor (Tan 2025): algorithms 1a to 2b, momentum, the stopping rule."""
 
-import io
 import itertools
 import math
 import pathlib
@@ -44,7 +43,6 @@ from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Hessian, Independent, PathDerivative, Quadrature, ScoreFunction, Stein
 from torchngvi.expectations.draws import Draws
 from torchngvi.fitting import SlopeStop
-from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import RootGD
 from torchngvi.optim import Evaluation
@@ -845,20 +843,6 @@ class TestSlopeStop:
         assert step is None
         assert stop.rise() == pytest.approx(0.5, rel=1e-6)
 
-    def test_resume(self):
-        """Saved in the middle of a block, through a file of weights."""
-        bounds = randn(600, seed=0) + torch.arange(600.0).clamp(max=150)
-        step, whole = self.run(bounds, block=20, slope=0.5)
-        assert step > 150
-        half = self.run(bounds[:47], block=20, slope=0.5)[1]
-        file = io.BytesIO()
-        torch.save(half.state_dict(), file)
-        file.seek(0)
-        resumed = SlopeStop(block=20, slope=0.5)
-        resumed.load_state_dict(torch.load(file, weights_only=True))
-        assert next(t for t, bound in enumerate(bounds[47:], 48) if resumed.add(bound)) == step
-        assert (resumed.means, resumed.steps) == (whole.means, whole.steps)
-
     def test_a_falling_bound_stops_and_a_rising_one_is_capped(self):
         assert self.run(-0.1 * k for k in range(100))[0] is None
         assert self.run((-0.1 * k for k in range(100)), block=10)[0] == 30
@@ -875,17 +859,6 @@ class TestSlopeStop:
         assert self.run([1.0, 1.0, float("nan"), 1.0, 1.0], block=1)[0] is None
         assert self.run([1.0, 1.0, -math.inf, 1.0, 1.0], block=1)[0] is None
         assert self.run([-math.inf, 1.0, 1.0, 1.0], block=1)[0] == 4
-
-    def test_as_a_callback_of_fit(self):
-        model, q = random_model("bernoulli_logit", (), 5).target, CholeskyGaussian(DIM, dtype=DTYPE)
-        stop = SlopeStop(block=20, slope=0.05)
-        generator = torch.Generator().manual_seed(0)
-        opt = Snngm(q, lr=0.05, estimator=PathDerivative(Independent(1, generator)))
-        result = fit(q, model, opt, max_evaluations=5000, callbacks=[stop], progress=False)
-        assert "a callback stopped it" in result.reason
-        assert stop.steps == len(result.trace)
-        assert len(stop.means) == stop.steps // 20
-        assert SlopeStop(block=1)(Record(1, 2.0, 0.0, 0.0, 0, 1, 0.0)) is False
 
 
 # ------------------------------------------------------------------------------- theorem 3

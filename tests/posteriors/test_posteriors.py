@@ -211,6 +211,7 @@ class TestConformance:
 
     # -------------------------------------------------------- gradients in the probes, by differences
 
+    @pytest.mark.sparse(4)
     def test_forward_kl_gradient(self, name, batch):
         """The gradient of log q(θ) at fixed θ, as maximum likelihood or a forward KL needs it."""
         q, theta = random_posterior(name, batch), randn(6, *batch, DIM, seed=13)

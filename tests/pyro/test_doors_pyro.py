@@ -60,6 +60,7 @@ OUTSIDE = {
 
 
 class TestObservations:
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("guide", [AutoGaussian, AutoProduct, lambda model: AutoGaussian(model, structure="auto")])
     @pytest.mark.parametrize("case", OUTSIDE.values(), ids=OUTSIDE)
     def test_outside_of_their_support(self, case, guide):

@@ -422,6 +422,7 @@ def with_precision_of(covariance, structure):
     return torch.linalg.inv(structure.full(structure.from_dense(torch.linalg.inv(covariance))))
 
 
+@pytest.mark.sparse(2)
 @families
 @pytest.mark.parametrize("model", [conjugate, conjugate_by_product])
 def test_conjugate_posterior_in_one_step(model, family):
@@ -542,6 +543,7 @@ def test_predictive(parallel):
     assert abs(float(draws["mu"].mean() - guide.median()["mu"])) < 5 * float(guide.posterior.stddev[0]) / 500**0.5
 
 
+@pytest.mark.sparse(3)
 @families
 def test_drop_in(family):
     """Trace_ELBO as a module: backward fills the probes, our optimizer steps."""
@@ -559,6 +561,7 @@ def test_drop_in(family):
         close(guide.posterior.covariance, covariance, 1e-6)
 
 
+@pytest.mark.accuracy
 def test_beside_pyros_svi():
     """Its step leaves the gradient of q in the probes, and takes care of the parameters of the model."""
     guide = AutoGaussian(with_noise, ngvi.DiagonalGaussian).setup(LARGE)
@@ -938,6 +941,7 @@ def test_minibatches():
     close(guide.posterior.stddev, covariance.diagonal().sqrt(), 0.15)
 
 
+@pytest.mark.accuracy
 def test_ill_conditioned_logistic_regression():
     """Fifty coefficients on scales of 0.01 to 10: within 0.1 nats in at most 60 steps."""
     dim, rows = 50, 1000

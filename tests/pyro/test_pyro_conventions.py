@@ -62,6 +62,7 @@ families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS
 # ------------------------------------------------------------------------------------ moved by whoever steps
 
 
+@pytest.mark.sparse(3)
 @families
 def test_a_step_of_an_optimizer_is_a_step_of_the_rule(family):
     """By SVI and by torch's own optimizer, of a loss in nats or of a mean, with the same draws: the same q."""
@@ -93,6 +94,7 @@ def test_a_step_of_an_optimizer_is_a_step_of_the_rule(family):
         close(covariance, ends[0][1], IDENTITY)
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize("vectorized", [False, True])
 @pytest.mark.parametrize("optim", [pyro.optim.Adam, pyro.optim.ClippedAdam], ids=["adam", "clipped"])
 def test_svi_alone_ends_at_the_exact_posterior(optim, vectorized):
@@ -362,6 +364,7 @@ def test_the_rate_is_the_owners():
 # ------------------------------------------------------------------------------------ code that owns its optimizer
 
 
+@pytest.mark.accuracy
 def test_a_forecaster_of_pyro_moves_it():
     from pyro.contrib.forecast import Forecaster, ForecastingModel
 

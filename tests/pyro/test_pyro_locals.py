@@ -138,6 +138,7 @@ def test_first_visits_end_at_the_exact_posterior_of_a_gaussian_hierarchy(order):
     assert torch.allclose(found, mean, atol=1e-9)
 
 
+@pytest.mark.accuracy
 def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     n = 30
     model, y, mean, precision = gaussian(n, 8)  # which does not divide 30

@@ -216,6 +216,7 @@ def test_the_scale_of_groups_is_wider_than_in_one_gaussian():
     assert float(marginal.posterior.stddev[1]) > 1.3 * float(dense.posterior.stddev[1])
 
 
+@pytest.mark.accuracy
 def test_what_a_guide_gives():
     """Nested plates: sites in their shapes from a call, `Predictive`, `median` and `quantiles`, all of one order."""
     y = torch.poisson(torch.full((2, 3), 2.0, dtype=torch.float64))

@@ -118,6 +118,7 @@ class TestConjugate:
 
 
 class TestNotConjugate:
+    @pytest.mark.accuracy
     def test_rates_with_a_half_cauchy_scale(self):
         """Given the scale the rates are conjugate, Gamma(2 + Σy, 6 + 1/scale), the last averaged."""
         y = torch.poisson(torch.tensor([1.0, 4.0, 9.0], dtype=DTYPE).expand(6, 3), torch.Generator().manual_seed(0))

@@ -166,6 +166,7 @@ def state(svi, result):
     return [*(part.tolist() for part in q.coordinates), scale.tolist(), [r[:-1] for r in result.trace], str(result)]
 
 
+@pytest.mark.sparse(3)
 @pytest.mark.parametrize(
     ("optim", "call", "local"),
     [("none", 17, False), ("pyro", 1, False), ("pyro", 17, False), ("scheduler", 2, False), ("torch", 17, False)]

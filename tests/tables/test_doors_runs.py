@@ -449,6 +449,7 @@ class TestPickles:
             pickle.loads(pickle.dumps(several))
 
 
+@pytest.mark.accuracy
 @needs_forks
 def test_a_fit_of_a_mixture_killed_and_resumed(tmp_path):
     """By signals at several calls of the log joint: the same bits, trace and words as a run that was left alone."""

@@ -190,6 +190,7 @@ def test_what_has_not_converged_is_named():
     assert "2 doubtful" in repr(result)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("r", [0, 1])
 def test_a_member_without_a_posterior_is_named_and_moves_no_other(r):
     """A constant outcome with noise that is learned: the density grows without end as the noise falls."""

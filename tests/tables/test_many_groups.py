@@ -112,6 +112,7 @@ def test_evaluations_do_not_grow_with_the_groups(family, effects, most, groups):
     assert result.evaluations <= most
 
 
+@pytest.mark.accuracy
 def test_a_start_far_away_is_not_lost():
     """From m = 0 and T = 1, with |∇L|² far above the number of groups, to the same optimum."""
     model = model_of("poisson_log", "slope", 100)

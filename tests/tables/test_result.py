@@ -565,6 +565,7 @@ def test_the_predictive_check_draws_frequencies(family):
     assert heights.sum() == pytest.approx(1)
 
 
+@pytest.mark.accuracy
 def test_a_regression_is_left_out_by_the_groups_of_a_mixed_model():
     """Log densities of groups are sums of those of their rows given the globals, and refits agree."""
     generator = torch.Generator().manual_seed(0)
