@@ -1,4 +1,4 @@
-"""A deep Gaussian process of two layers on a signal with jumps, beside a single layer.
+"""A deep Gaussian process of two layers on a signal with jumps, and a single layer on the same signal.
 
     python examples/deep_gp.py [--rows 300] [--steps 400] [--out deep_gp.png]
 

@@ -1,4 +1,4 @@
-"""Fine-tuning a last layer: a frozen backbone, a posterior over the head alone, and the exact one beside it.
+"""Fine-tuning a last layer: a frozen backbone, a posterior over the head alone, and the exact one.
 
     python examples/network_last_layer.py [--steps 600] [--out network_last_layer.png]
 

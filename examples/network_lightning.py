@@ -1,4 +1,4 @@
-"""Lightning's loop with a posterior: two lines in a LightningModule, the likelihood beside the point estimate's.
+"""Lightning's loop with a posterior: two lines in a LightningModule, and the likelihood of both compared.
 
     python examples/network_lightning.py [--epochs 40] [--out network_lightning.png]    # needs pip install lightning
 

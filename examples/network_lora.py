@@ -1,4 +1,4 @@
-"""Low-rank adapters: a posterior over the factors of an adapter, its likelihood beside the point estimate's.
+"""Low-rank adapters: a posterior over the factors of an adapter, its likelihood compared with the point estimate's.
 
     python examples/network_lora.py [--steps 400] [--out network_lora.png]
 

@@ -1,4 +1,4 @@
-"""Natural gradients dropped into GPyTorch's usual loop: a sparse classifier, Adam beside it.
+"""Natural gradients dropped into GPyTorch's usual loop: a sparse classifier, compared with Adam.
 
     python examples/svgp_classification.py [--rows 2000] [--epochs 10] [--out svgp_classification.png]
 

@@ -1,4 +1,4 @@
-"""Natural gradients dropped into a training loop: a posterior over a network's weights, mini-batches, Adam beside it.
+"""Natural gradients dropped into a training loop: a posterior over a network's weights by mini-batches, and Adam.
 
     python examples/training_script.py [--epochs 60] [--out training_script.png]
 

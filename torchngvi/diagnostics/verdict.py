@@ -551,11 +551,11 @@ def _renamed(clause: str, table: dict[str, str]) -> str:
 
 def _draw(verdict: Verdict, shown: list[int]) -> Any:
     """Draw both panels for these coordinates."""
-    figure = new_figure("a verdict", 11.0, max(4.2, 1.8 + 0.28 * len(shown)))
-    figure.suptitle(verdict._head(), x=0.012, ha="left", fontsize=11, fontweight="bold", color=INK, parse_math=False)
+    figure = new_figure("a verdict", 9.0, max(4.2, 2.0 + 0.3 * len(shown)))
+    figure.suptitle(verdict._head(), x=0.012, ha="left", fontsize=12, fontweight="bold", color=INK, parse_math=False)
     left, right = figure.subplots(1, 2, width_ratios=(1.35, 1.0))
     for axes in (left, right):
-        axes.tick_params(labelsize=8, color=FAINT, labelcolor=INK)
+        axes.tick_params(labelsize=9, color=FAINT, labelcolor=INK)
         axes.spines[["top", "right"]].set_visible(False)
     _draw_deviations(left, verdict, shown)
     _draw_tails(right, verdict.sampled)
@@ -566,7 +566,7 @@ def _draw_deviations(axes: Any, verdict: Verdict, shown: list[int]) -> None:
     """A row for each coordinate: q is at 1, before the bands of the two limits."""
     marginals, sampled, rows = verdict.marginals, verdict.sampled, list(range(len(shown)))
     of = f", the {len(shown)} most doubtful of {len(marginals.sd)}" if len(shown) < len(marginals.sd) else ""
-    title = f"each sd by other means, 1 is that of q; shaded: fits, about right{of}"
+    title = f"sd in units of q's{of} (shaded: fits, about right)"
     axes.set_title(title, loc="left", fontsize=9.5, color=INK)
     for limit, shade in zip(LIMITS.off[::-1], ("#f4f4f2", "#e6ecf2"), strict=True):
         axes.axvspan(math.exp(-limit), math.exp(limit), color=shade, zorder=0)
@@ -592,7 +592,7 @@ def _draw_deviations(axes: Any, verdict: Verdict, shown: list[int]) -> None:
     axes.set_yticks(rows, [marginals.name(k) for k in shown], parse_math=False)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), ncols=2, fontsize=8, frameon=False, borderpad=0)
+        axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), fontsize=9, frameon=False, borderpad=0)
 
 
 def _draw_response(axes: Any, shape: Shape, shown: list[int]) -> None:
@@ -632,9 +632,9 @@ def _draw_tails(axes: Any, sampled: Sampled | None) -> None:
     bottom, guide = axes.get_ylim()[0], [1.0, 10.0 ** (USELESS * 3)]
     axes.plot(guide, [0.3, 0.3e-3], color=FAINT, linestyle="--", linewidth=1.0, label=f"slope at k-hat {USELESS}")
     axes.set_ylim(bottom, 1.2)
-    axes.set_xlabel("weight, 1 if all were equal", fontsize=8.5, color=INK)
-    axes.set_ylabel("share of draws with a larger one", fontsize=8.5, color=INK)
-    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), fontsize=8, frameon=False, borderpad=0)
+    axes.set_xlabel("weight, 1 if all were equal", fontsize=9.5, color=INK)
+    axes.set_ylabel("share of draws with a larger one", fontsize=9.5, color=INK)
+    axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.06), fontsize=9, frameon=False, borderpad=0)
 
 
 def _curve(log_weights: Tensor, points: int = 400) -> tuple[list[float], list[float]]:
