@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.waits import far, reads
 from torchngvi import __version__
 from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
@@ -21,7 +22,6 @@ from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
 from torchngvi.optim import CapturedStep
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.testing.waits import far, reads
 
 _REPEATS = 7  # of which the median is taken
 _SMALL = 5, 300  # coefficients and rows of the fit whose waits are counted

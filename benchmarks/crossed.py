@@ -20,9 +20,9 @@ from torch import Tensor
 from torchngvi.tables.design import design_of_arrays
 from torchngvi.tables.families import family_of
 from torchngvi.tables.globals import FitSettings
+from torchngvi.tables.model import SeveralPosterior, integrate_several
 from torchngvi.tables.parts import Coordinates
 from torchngvi.tables.priors import settle
-from torchngvi.tables.several import SeveralPosterior, integrate_several
 
 CHAINS, STATES, STEPS, BURN = 64, 1500, 8, 0.15
 Data = tuple[Tensor, Tensor, dict[str, tuple[Tensor, Tensor]]]

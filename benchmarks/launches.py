@@ -13,11 +13,11 @@ from collections import Counter
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmarks.waits import Far, far
 from torchngvi import NGVI, SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG
 from torchngvi.expectations import Quadrature
 from torchngvi.ifvb import IFVB, MeanFieldGaussian
-from torchngvi.numerics.logistic import softplus
-from torchngvi.testing.waits import Far, far
+from torchngvi.numerics.gaussian_integrals import softplus
 
 DTYPE, ROWS, DIM = torch.float64, 500, 30
 

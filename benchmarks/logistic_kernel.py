@@ -16,7 +16,7 @@ import time
 import torch
 
 from torchngvi.numerics import show_config
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import softplus
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "tests" / "core" / "logistic_golden.json"
 BANDS = ((0.01, 0.24), (0.24, 0.6), (0.6, 1.0), (1.0, 4.0), (4.0, 30.0), (30.0, 1e4), (0.1, 3.0))

@@ -25,7 +25,7 @@ from pyro.ops.stats import effective_sample_size, split_gelman_rubin
 from torch import Tensor
 
 from torchngvi.adapters.pyro import AutoGaussian, ModelLogJoint, fit_guide, log_joint
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 
 CHAINS, WARM_UP = 32, 250
 ACCEPTED, LENGTH, MOST = 0.8, 5.0, 50  # what the step aims at, and the longest path, in sds and in steps

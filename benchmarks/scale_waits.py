@@ -12,8 +12,8 @@ import argparse
 import torch
 
 from benchmarks.launches import Launches
+from benchmarks.waits import far, reads
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, NaturalGaussian, fit
-from torchngvi.testing.waits import far, reads
 
 
 def data():

@@ -24,8 +24,8 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Prior
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.arguments import read_gaussian
 from torchngvi.models.likelihoods import GaussianNoise
+from torchngvi.models.log_joint import read_gaussian
 from torchngvi.numerics.linalg import anderson
 from torchngvi.posteriors.gaussian import Gaussian
 

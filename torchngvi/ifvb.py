@@ -10,7 +10,7 @@ from torchngvi.expectations.flat import (
     ScoreFunction,
 )
 from torchngvi.fitting.smoothed import lower_bound, run
-from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
+from torchngvi.methods import AIFVB, IFVB, PreconditionedVI
 from torchngvi.metrics import (
     NAGVAC,
     Adam,

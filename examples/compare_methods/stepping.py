@@ -11,7 +11,7 @@ from torch import Tensor
 from torchngvi import registry
 from torchngvi.interfaces import Expectation, LogTangent, Move, Path, Posterior, Root, Rule, Tangent
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.optim.watching import UNWATCHED
+from torchngvi.optim.evaluating import UNWATCHED
 from torchngvi.stepsizes import Constant
 
 Optimizer = TypeVar("Optimizer", bound=NaturalGradientVI)

@@ -157,8 +157,7 @@ MAKERS = {
 }
 # what is made as the user's default says: modules as those of torch, and what hosts make by themselves
 BY_DEFAULT = {
-    "posteriors/flat/flows.py",
-    "posteriors/flat/flat_gaussian.py",
+    "posteriors/flat/__init__.py",
     "metrics/recursive.py",  # into a tensor that is there
 }
 HOSTS = ("adapters", "app", "testing", "theory", "distributed", "mixed_models", "cli.py")

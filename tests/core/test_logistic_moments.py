@@ -10,8 +10,9 @@ import torch
 from helpers import DIFFERENCE, DTYPE, close, needs_compile
 from reference import precise_mean
 
-from torchngvi.numerics import kernels, logistic
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics import gaussian_integrals as logistic
+from torchngvi.numerics import kernels
+from torchngvi.numerics.gaussian_integrals import softplus
 
 RELATIVE = 1e-12
 # value, slope and curvature from sums of 30 digits: [m, s, F, α, β] with m = -|e|

@@ -9,7 +9,7 @@ import torch
 import torchngvi
 from torchngvi import GeneralizedLinear, MixedModel
 from torchngvi.adapters.sklearn import BayesianMixedRegressor
-from torchngvi.adapters.sklearn.arguments import seed_of
+from torchngvi.adapters.sklearn.base import seed_of
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 

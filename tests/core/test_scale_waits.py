@@ -6,7 +6,10 @@ import torch
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
 from torchngvi.models import SoftmaxRegression
 from torchngvi.numerics.arrays import on_host
-from torchngvi.testing.waits import Far, far, reads
+
+pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
+
+from benchmarks.waits import Far, far, reads  # noqa: E402
 
 
 def problem(tensors=far):

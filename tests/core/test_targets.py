@@ -18,7 +18,7 @@ from torchngvi.models import (
     Regularized,
     SoftmaxRegression,
 )
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.numerics.gaussian_integrals import Moments
 
 F64 = torch.float64

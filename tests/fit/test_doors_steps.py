@@ -32,7 +32,7 @@ from torchngvi.expectations import Independent, PathDerivative
 from torchngvi.ifvb import AIFVB, IFVB, MeanFieldGaussian
 from torchngvi.methods import CovarianceGD, NewtonCG, ProximalBBVI, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.momentum import Adam
-from torchngvi.optim import Watch, watching
+from torchngvi.optim import Watch, evaluating
 from torchngvi.rules import (
     SVGD,
     BuresWasserstein,
@@ -501,12 +501,12 @@ def test_an_accelerator_is_not_waited_for(monkeypatch):
             self.asked += 1
             return self.counts if self.asked == 3 else None
 
-    monkeypatch.setattr(watching, "Fetched", Late)
+    monkeypatch.setattr(evaluating, "Fetched", Late)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     pending, seen = None, []
     for step in range(8):
         counts = types.SimpleNamespace(is_cpu=False, is_cuda=True, values=[float(step), 0.0])
-        known, pending = watching.read_later(counts, pending)
+        known, pending = evaluating.read_later(counts, pending)
         seen.append(known)
     assert seen == [None, None, None, [0.0, 0.0], None, None, [3.0, 0.0], None]
     assert Late.sent == 3

@@ -15,7 +15,7 @@ from torchngvi.diagnostics import ExaminationSettings, laplace_margin
 from torchngvi.diagnostics.importance import corrected_moments
 from torchngvi.diagnostics.verdict import agrees
 from torchngvi.models import GroupedLogJoint
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.refinement import RefinementWarning
 
 F64 = torch.float64

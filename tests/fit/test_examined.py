@@ -27,7 +27,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting import Criterion
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 
 F64 = torch.float64
 

@@ -26,7 +26,7 @@ from torchngvi.fitting import Evaluations, Gradients, NormBelow, Seconds, SlopeB
 from torchngvi.fitting.records import FitResult
 from torchngvi.fitting.row_space import RowSpace
 from torchngvi.models import ExpectedFactor, FactorGraph, FactorTarget, GroupedLogJoint, SiteFactor, TractableFactors
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.optim import Watch
 from torchngvi.posteriors import Product, clique_marginals
 from torchngvi.posteriors.flat import Gamma

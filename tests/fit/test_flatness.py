@@ -15,7 +15,7 @@ from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.sample_average import why_converged as converged
 from torchngvi.fitting.sample_average import why_not_enough as not_enough
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.optim import Status
 from torchngvi.structures import Dense, Diagonal, arrow, block_diagonal
 

@@ -25,7 +25,7 @@ from torchngvi.fitting.fit import tolerance_by_draws
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors
-from torchngvi.models.guarded import Guarded, GuardedFactors, in_factors
+from torchngvi.models.factors import Guarded, GuardedFactors, in_factors
 from torchngvi.structures import arrow
 from torchngvi.testing import check_estimator
 

@@ -11,7 +11,7 @@ from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Stop
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 
 
 def quiet(q, target, seed=0, **options):

@@ -16,7 +16,7 @@ from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.fitting import fresh, sample_average
 from torchngvi.fitting.descent import Point
 from torchngvi.fitting.settings import EngineSettings
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
 

@@ -18,7 +18,7 @@ from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.mode import Mode, find_mode
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.structures import block_diagonal
 

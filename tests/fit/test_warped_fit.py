@@ -22,7 +22,7 @@ from torchngvi import (
 from torchngvi.errors import InputError
 from torchngvi.fitting.warped import Bending, WarpedAverages
 from torchngvi.models import WarpedTarget
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.posteriors.warps import SinhArcsinh, YeoJohnson
 from torchngvi.structures import arrow, block_diagonal
 

@@ -224,7 +224,7 @@ LARGER = {
     "networks/von.py: VON.__init__": (
         "a posterior, its attachment and the part that is Bayesian in one line, which is what it is for"
     ),
-    "methods/ifvb.py: AIFVB.__init__": "those of IFVB, and the average",
+    "methods/__init__.py: AIFVB.__init__": "those of IFVB, and the average",
     "adapters/sklearn/mixed.py: BayesianMixedRegressor.__init__": "searches over settings set each of them by name",
     "adapters/sklearn/mixed.py: BayesianMixedClassifier.__init__": "the same",
     "tables/effects.py: Asked.__init__": "what three methods of a result take by keywords, each with a default there",

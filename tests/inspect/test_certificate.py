@@ -22,10 +22,9 @@ from torchngvi import (
     fit,
 )
 from torchngvi.diagnostics import Certificate
-from torchngvi.diagnostics.certificate import Curvature, _Here, local_bound
+from torchngvi.diagnostics.certificate import Curvature, _Here, local_bound, row_constants
 from torchngvi.models import MeanPenalty, NegativeBinomial, Regularized, SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, PoissonLog
-from torchngvi.numerics.self_concordance import row_constants
 from torchngvi.structures import block_diagonal
 
 DTYPE, N, D = torch.float64, 60, 4

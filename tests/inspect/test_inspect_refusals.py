@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import math
 import pickle
+import sys
 
 import pytest
 import torch
@@ -51,7 +52,7 @@ from torchngvi.interfaces import Target
 from torchngvi.models import SoftmaxRegression, StudentT
 from torchngvi.models.likelihoods import BernoulliLogit, Likelihood
 from torchngvi.refinement import LayeredGaussian, WeightedDraws
-from torchngvi.solved import comparison, sensitivity, site_sum, solve, stacking_weights
+from torchngvi.solved import sensitivity, site_sum, solve, stacking_weights
 from torchngvi.structures import Dense
 
 DTYPE, N, D = torch.float64, 60, 4
@@ -133,7 +134,7 @@ def zero_density():
     found = leave_one_out(counted().posterior, counted().target)
     found.density[7] = -math.inf
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(comparison, "leave_one_out", lambda q, model, flag, **_: found)
+        patch.setattr(sys.modules[compare_models.__module__], "leave_one_out", lambda q, model, flag, **_: found)
         compared(counted())
 
 

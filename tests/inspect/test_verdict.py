@@ -18,7 +18,7 @@ from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import find_mode
 from torchngvi.models import FactorTarget
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.structures import arrow
 
 F64 = torch.float64

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from torchngvi.latents.laplace import MarginalLaplace
-from torchngvi.latents.quadrature import Rule
+from torchngvi.latents.summary import Rule
 
 RULE = Rule.of()
 Y = torch.tensor([0.0, 1.0, 2.0, 7.0, 0.0, 3.0], dtype=torch.float64)

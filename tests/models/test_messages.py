@@ -13,7 +13,7 @@ from torchngvi.models import ExpectedFactor, SiteFactor
 from torchngvi.posteriors import PrecisionCholeskyGaussian, Product
 from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, Wishart
 from torchngvi.posteriors.flat import InverseGamma as InverseGammaFamily
-from torchngvi.posteriors.natural_forms import natural_form
+from torchngvi.posteriors.product import natural_form
 
 DTYPE = torch.float64
 

@@ -15,8 +15,7 @@ from torchngvi.diagnostics import predictive_mean
 from torchngvi.errors import InputError
 from torchngvi.expectations import Autograd, Quadrature
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, NegativeBinomial, PoissonLog, StudentT
-from torchngvi.numerics.gaussian_integrals import log1p_square, saturating_square
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import log1p_square, saturating_square, softplus
 
 MEANS = [-1000.0, -40.0, -3.0, -1.0, -0.1, 0.0, 0.3, 2.0, 10.0, 300.0]
 DEVIATIONS = [1e-3, 1e-2, 0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1e3, 1e4]

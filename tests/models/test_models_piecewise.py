@@ -14,9 +14,9 @@ from sklearn.model_selection import train_test_split
 from torchngvi import SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import PiecewiseBound, Quadrature
-from torchngvi.expectations.piecewise import best_pieces
+from torchngvi.expectations.quadrature import best_pieces
 from torchngvi.models import NegativeBinomial
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import softplus
 
 # gap by number of pieces, as printed
 GAPS = {

@@ -46,7 +46,7 @@ from torchngvi.models import (
 from torchngvi.models.standardize import Standardization
 from torchngvi.posteriors import Product
 from torchngvi.posteriors.flat import Dirichlet, Gamma
-from torchngvi.posteriors.natural_forms import natural_form
+from torchngvi.posteriors.product import natural_form
 from torchngvi.structures import block_diagonal
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta")

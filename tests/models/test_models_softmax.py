@@ -16,7 +16,7 @@ from torchngvi.expectations import Antithetic, Autograd, Quadrature
 from torchngvi.interfaces import Curved
 from torchngvi.models import ExpectedPenalty, Regularized, SoftmaxRegression
 from torchngvi.models.softmax import moments, nodes
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import softplus
 
 CPU = torch.device("cpu")
 classes = pytest.mark.parametrize("K", [2, 3, 4])

@@ -8,7 +8,7 @@ import torch
 from torchngvi import CholeskyGaussian, DiagonalGaussian, PrecisionCholeskyGaussian
 from torchngvi.distributed import Processes
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood
-from torchngvi.models.mixed_rows import standardized
+from torchngvi.models.mixed import standardized
 from torchngvi.models.standardize import Standardization, default_scales, mean_and_sd
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from torchngvi import networks
 from torchngvi.networks import Curvature, Gaussian, StepLength, attach, network
-from torchngvi.networks.units import find_units
+from torchngvi.networks.layout import find_units
 
 S = 20
 

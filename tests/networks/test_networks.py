@@ -28,7 +28,7 @@ from torchngvi.networks import (
     calibrate,
     network,
 )
-from torchngvi.networks.noise import normals
+from torchngvi.networks.families import normals
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.stepsizes import Constant
 from torchngvi.structures import Diagonal

@@ -35,8 +35,7 @@ from torchngvi.networks import (
     calibrate,
     network,
 )
-from torchngvi.networks.finite import all_finite
-from torchngvi.networks.noise import _table, normals
+from torchngvi.networks.families import _table, all_finite, normals
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 

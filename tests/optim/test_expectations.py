@@ -36,8 +36,7 @@ from torchngvi.expectations import Antithetic, Autograd, Fixed, Independent, Qua
 from torchngvi.interfaces import Frame, Framed, Sites
 from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, GeneralizedLinear, LogJoint, PoissonLog
 from torchngvi.models.likelihoods import FAMILIES as NAMED_FAMILIES
-from torchngvi.numerics.gaussian_integrals import expectation
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import expectation, softplus
 
 families = pytest.mark.parametrize("family", FAMILIES)
 

@@ -6,7 +6,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR
 
 from torchngvi import ifvb
-from torchngvi.methods.ifvb import usual_estimator
+from torchngvi.methods import usual_estimator
 from torchngvi.rules import ExponentialAverage
 from torchngvi.stepsizes import Clip, Constant, KLRadius, PowerSchedule, Shortest
 

@@ -9,6 +9,7 @@ import torch
 from helpers import check_refusal
 from ifvb_parts import AIFVB, PreconditionedVI
 
+from examples.papers import kumar2025_steps as theory
 from torchngvi import (
     BBVI,
     NGVI,
@@ -70,7 +71,7 @@ from torchngvi.rules import (
     QuasiNewton,
     RootGradient,
 )
-from torchngvi.stepsizes import Constant, PowerSchedule, theory
+from torchngvi.stepsizes import Constant, PowerSchedule
 from torchngvi.theory.exponential_family import ExpectationParameters, Natural
 from torchngvi.theory.godichon2023 import check_exponents
 from torchngvi.theory.kim2024 import (

@@ -12,12 +12,13 @@ import reference
 import torch
 from helpers import DTYPE, EXACT, IDENTITY, close, every, framed_packet, randn, random_root
 
+from examples.papers import kumar2025_steps as theory
 from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
 from torchngvi.adapters.flows import natural_gradient_flow
 from torchngvi.diagnostics import Extremes
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Raw
-from torchngvi.numerics.logistic import softplus
+from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import (
     SVGD,
@@ -31,7 +32,7 @@ from torchngvi.rules import (
     SymmetricRoot,
     VariationalNewton,
 )
-from torchngvi.stepsizes import Constant, theory
+from torchngvi.stepsizes import Constant
 
 SRVN, VN = NaturalGradient, VariationalNewton
 

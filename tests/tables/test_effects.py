@@ -161,11 +161,11 @@ def test_a_grid_has_other_columns_at_their_means_and_no_groups():
 
 
 def test_many_rows_are_taken_in_parts(monkeypatch):
-    from torchngvi.tables import prediction
+    from torchngvi.tables import effects
 
     result = table_result()
     whole = result.marginal_effects("x", population="average").draws
-    monkeypatch.setattr(prediction, "AT_ONCE", 7000)
+    monkeypatch.setattr(effects, "AT_ONCE", 7000)
     torch.testing.assert_close(result.marginal_effects("x", population="average").draws, whole, rtol=1e-9, atol=1e-10)
     new = result.formula.table.assign(g="new")
     eta = result.predict(new, kind="linear").draws - by_hand(result, new, "typical")

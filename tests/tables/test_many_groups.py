@@ -18,8 +18,7 @@ from torchngvi.interfaces import Local, Path, Trial
 from torchngvi.metrics import QuasiNewton
 from torchngvi.models import MixedLogJoint, MixedPrior
 from torchngvi.rules import NaturalGradient
-from torchngvi.stepsizes import SufficientDecrease
-from torchngvi.stepsizes.line_search import raised
+from torchngvi.stepsizes import SufficientDecrease, raised
 from torchngvi.structures import Dense, Diagonal, arrow, block_diagonal, forest, nested
 
 LOCAL = {"intercept": 1, "slope": 2}

@@ -12,9 +12,9 @@ from torchngvi import GeneralizedLinear, PrecisionCholeskyGaussian
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Local
 from torchngvi.metrics import QuasiNewton
-from torchngvi.models import BernoulliLogit, MixedLogJoint, NegativeBinomial, mixed_rows
-from torchngvi.models.mixed_rows import row_moments
-from torchngvi.numerics.logistic import softplus
+from torchngvi.models import BernoulliLogit, MixedLogJoint, NegativeBinomial, mixed
+from torchngvi.models.mixed import row_moments
+from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.structures import arrow, forest
 from torchngvi.structures.storage import summed_product
 
@@ -26,7 +26,7 @@ def test_rows_a_few_at_a_time(monkeypatch, family, r):
     model = MixedLogJoint(*arguments, **settings)
     q = model.posterior()
     whole = model.expected_energy(q.frame())
-    monkeypatch.setattr(mixed_rows, "_AT_ONCE", 5)
+    monkeypatch.setattr(mixed, "_AT_ONCE", 5)
     blocks = model.rows.blocks()
     assert [len(block.y) for block in blocks[:-1]] == [5] * (len(blocks) - 1)
     assert torch.equal(torch.cat([block.groups for block in blocks]), model.rows.groups)

@@ -10,9 +10,9 @@ from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import family_of
 from torchngvi.tables.globals import FitSettings, Frame, Mixture
 from torchngvi.tables.integrated import Integrated
+from torchngvi.tables.model import MOST_ENTRIES, Arranged, ByLaplace, Correction, Mirrored, integrate_several
 from torchngvi.tables.parts import Coordinates, Design, Factor, covariance_root
 from torchngvi.tables.priors import settle
-from torchngvi.tables.several import MOST_ENTRIES, Arranged, ByLaplace, Correction, Mirrored, integrate_several
 
 SETTINGS = FitSettings()
 

@@ -26,7 +26,7 @@ from torchngvi.adapters.sklearn import (
     BayesianPoissonRegression,
     QuasiCounts,
 )
-from torchngvi.adapters.sklearn.classification import softmax_model
+from torchngvi.adapters.sklearn.estimators import softmax_model
 from torchngvi.errors import InputError
 from torchngvi.models.likelihoods import PoissonLog
 from torchngvi.tables.model import MixedModel

@@ -22,7 +22,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchngvi.adapters.sklearn import BayesianMixedClassifier, BayesianMixedRegressor
-from torchngvi.adapters.sklearn.arguments import seed_of
+from torchngvi.adapters.sklearn.base import seed_of
 from torchngvi.errors import InputError
 from torchngvi.tables.families import Beta
 from torchngvi.tables.model import MixedModel

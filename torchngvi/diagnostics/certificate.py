@@ -27,9 +27,9 @@ from torchngvi.errors import InputError
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Framed, LinearTarget, Posterior, Prior, Target, TractableTarget
 from torchngvi.interfaces.targets import AdditiveTractable
-from torchngvi.models.arguments import as_target, read_posterior
+from torchngvi.models.log_joint import as_target, read_posterior
 from torchngvi.numerics import sparse
-from torchngvi.numerics.self_concordance import row_constants
+from torchngvi.numerics.gaussian_integrals import row_constants
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian

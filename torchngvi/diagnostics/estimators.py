@@ -33,7 +33,7 @@ from torchngvi.expectations.draws import Drawing
 from torchngvi.interfaces import Cost, Estimator, Target
 from torchngvi.interfaces.packets import Local
 from torchngvi.messages import hint
-from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.log_joint import as_target, read_gaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 _DRAWN: tuple[type[Drawing], ...] = (

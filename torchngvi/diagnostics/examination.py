@@ -50,13 +50,12 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, starting_points
-from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
-from torchngvi.models.guarded import FAILING, VALUE, Guarded
-from torchngvi.models.log_joint import WarpedTarget, unwarped
+from torchngvi.models.factors import FAILING, VALUE, Guarded
+from torchngvi.models.log_joint import FullPrecision, WarpedTarget, as_target, read_gaussian, read_posterior, unwarped
 from torchngvi.numerics.arrays import writable
 from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 from torchngvi.structures import Dense
 
 _RISES = "the log joint rises away from q, so that q is not its fit: does the function return -log p, an energy?"

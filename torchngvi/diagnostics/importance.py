@@ -15,8 +15,8 @@ from torch import Tensor
 from torchngvi.arguments import read_size, read_tensor
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import as_target, read_posterior
-from torchngvi.models.guarded import FAILING
+from torchngvi.models.factors import FAILING
+from torchngvi.models.log_joint import as_target, read_posterior
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 

@@ -27,7 +27,7 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Frame, Target
-from torchngvi.models.arguments import as_target, read_gaussian
+from torchngvi.models.log_joint import as_target, read_gaussian
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.structures import Dense, Pattern

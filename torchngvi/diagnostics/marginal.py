@@ -19,8 +19,8 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.linear_response import difference_step
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import as_target, read_gaussian
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
+from torchngvi.models.log_joint import as_target, read_gaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
 

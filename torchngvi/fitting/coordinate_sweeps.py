@@ -23,8 +23,7 @@ from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
 from torchngvi.models.factor_graph import Factor, FactorGraph
 from torchngvi.numerics.linalg import anderson
-from torchngvi.posteriors.natural_forms import natural_form
-from torchngvi.posteriors.product import Product
+from torchngvi.posteriors.product import Product, natural_form
 
 
 class Anderson:

@@ -35,7 +35,7 @@ from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN
-from torchngvi.models.guarded import FAILING, Guarded, guarded_factors
+from torchngvi.models.factors import FAILING, Guarded, guarded_factors
 from torchngvi.posteriors import clique_marginals
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of

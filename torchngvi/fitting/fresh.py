@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi.diagnostics.importance import smoothed
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.models.guarded import FAILING, Guarded
+from torchngvi.models.factors import FAILING, Guarded
 from torchngvi.posteriors.gaussian import Gaussian
 
 

@@ -25,7 +25,7 @@ from torchngvi.fitting.fit import tolerance_of
 from torchngvi.interfaces import Congruence, Frame, Framed, Posterior, Target, TractableTarget, where_members
 from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
-from torchngvi.models.arguments import FullPrecision, as_target, read_gaussian, read_posterior
+from torchngvi.models.log_joint import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import anyone
 from torchngvi.numerics.linalg import cholesky, eigh, finite

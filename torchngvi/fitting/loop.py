@@ -36,7 +36,7 @@ from torchngvi.fitting.checkpoints import Checkpoint, Holds, State, are_numbers,
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop, gradients_used_up
 from torchngvi.interfaces import Posterior
-from torchngvi.models.guarded import BudgetError
+from torchngvi.models.factors import BudgetError
 
 _INTERRUPTED = "because it was interrupted."
 _AT_ONCE = "because it was interrupted before q was evaluated."

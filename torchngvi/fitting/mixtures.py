@@ -25,12 +25,11 @@ from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Local, RootTangent, Rule, StepSize, Target
-from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.log_joint import MixtureIntegrand
+from torchngvi.models.log_joint import FullPrecision, MixtureIntegrand
 from torchngvi.numerics.arrays import on_host
 from torchngvi.numerics.linalg import finite
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.optim.watching import UNWATCHED
+from torchngvi.optim.evaluating import UNWATCHED
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture, overlaps
 from torchngvi.rules import LocalExponential, Retraction, VariationalNewton

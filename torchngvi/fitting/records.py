@@ -15,7 +15,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 
 _LATER = "summary() of the result does it"
 _BENT = "a warped Gaussian"

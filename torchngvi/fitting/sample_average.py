@@ -36,11 +36,10 @@ from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import FullPrecision
-from torchngvi.models.guarded import VALUE, BudgetError, Guarded
-from torchngvi.models.log_joint import WarpedTarget
+from torchngvi.models.factors import VALUE, BudgetError, Guarded
+from torchngvi.models.log_joint import FullPrecision, WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 
 _UNLUCKY = (TorchngviError, RuntimeError, ArithmeticError, BudgetError)  # whatever fails elsewhere, q is where it was
 _EXAMINATION = ExaminationSettings()

@@ -32,9 +32,9 @@ from torchngvi.fitting.loop import Ending, Engine, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Evaluations, Standing, Stop, Unimproved, joined
 from torchngvi.interfaces import Target
-from torchngvi.methods.ifvb import AIFVB, IFVB, PreconditionedVI
+from torchngvi.methods import AIFVB, IFVB, PreconditionedVI
 from torchngvi.models import LogJoint
-from torchngvi.models.arguments import FullPrecision, classify
+from torchngvi.models.log_joint import FullPrecision, classify
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior

@@ -25,7 +25,7 @@ from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
 from torchngvi.mode import Mode, find_mode, find_modes, number_of_starts, starting_points, uniform_points
-from torchngvi.models.guarded import Guarded, in_factors
+from torchngvi.models.factors import Guarded, in_factors
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
 

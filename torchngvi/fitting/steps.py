@@ -25,7 +25,7 @@ from torchngvi.numerics.arrays import anyone, everyone, on_host
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import Versions
 from torchngvi.optim import NaturalGradientVI, Status
-from torchngvi.optim.records import Report
+from torchngvi.optim.evaluating import Report
 from torchngvi.posteriors.gaussian import Gaussian
 
 _NOISY = (

@@ -16,7 +16,7 @@ from torchngvi.arguments import read_count, read_number
 from torchngvi.errors import InputError
 from torchngvi.fitting.records import Record
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget
-from torchngvi.models.guarded import VALUE
+from torchngvi.models.factors import VALUE
 from torchngvi.numerics.arrays import anyone, everyone
 
 

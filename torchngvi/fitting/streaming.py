@@ -38,7 +38,7 @@ from torchngvi.models import (
     ShardedTractable,
     Streamed,
 )
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian

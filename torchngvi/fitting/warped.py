@@ -26,10 +26,10 @@ from torchngvi.fitting.records import Record
 from torchngvi.fitting.sample_average import SampleAverages, examined, within
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Congruence, Coordinates, Frame, Target
-from torchngvi.models.guarded import FAILING, Guarded
+from torchngvi.models.factors import FAILING, Guarded
 from torchngvi.models.log_joint import WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 
 _STATE = (
     *("draws", "evaluations", "first", "rejections", "tries", "value", "evaluated", "slope", "step", "noise2"),

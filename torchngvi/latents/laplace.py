@@ -22,8 +22,7 @@ from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target, where_members
 from torchngvi.latents.modes import Curvature, Joint, Layout, Modes, check_pattern, find_modes, probed_pairs
-from torchngvi.latents.quadrature import Members, Rule
-from torchngvi.latents.summary import GaussianMembers, LaplaceError, Latents, laplace_error, thetas_of
+from torchngvi.latents.summary import GaussianMembers, LaplaceError, Latents, Members, Rule, laplace_error, thetas_of
 from torchngvi.models.checks import numbers
 from torchngvi.structures import Pattern
 

@@ -10,7 +10,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Acceleration, Bent, LinearTarget, Local, Posterior, known_everywhere, where_members
 from torchngvi.interfaces.targets import bends_of
 from torchngvi.numerics.linalg import cholesky, multiply
-from torchngvi.stepsizes.line_search import raised
+from torchngvi.stepsizes import raised
 from torchngvi.structures import Pattern
 
 # L-BFGS in q's frame: the natural gradient, bent by what the last steps showed
@@ -27,7 +27,7 @@ from torchngvi.structures import Pattern
 #
 # where a pair that does not count has a unit row in R and zeros elsewhere.  Steps longer than
 # `_NEAR` in the natural norm say nothing about the tail: they clear the memory.  Under a q of many groups that
-# length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes.line_search`.
+# length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes`.
 #
 # A gradient goes in, a gradient comes out, and any natural-gradient rule may follow its curve.  The
 # memory of each batch member is its own.

@@ -11,8 +11,7 @@ from torchngvi.arguments import read_callable, read_count, read_instance, read_l
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.numerics.linalg import shortest_fit
-from torchngvi.posteriors.natural_forms import NaturalForm, natural_form
-from torchngvi.posteriors.product import Product
+from torchngvi.posteriors.product import NaturalForm, Product, natural_form
 from torchngvi.stepsizes import PowerSchedule
 
 # Factors of a model: what they are asked for, and those whose expectation the user knows

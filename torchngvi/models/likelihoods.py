@@ -16,8 +16,7 @@ from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
 from torchngvi.messages import full_name
 from torchngvi.numerics import special as normal_tail
-from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square
-from torchngvi.numerics.logistic import softplus, softplus_bends
+from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus, softplus_bends
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
 

@@ -1,5 +1,7 @@
 """Log joints given as functions: of all draws at once, of one, with terms for each datum, or under a warp.
 
+And what a user may hand in where a target is asked for.
+
 What the components of a mixture approximate: h(θ) = log p(θ) - log q(θ), in which the other components stand.
 
 With the Fisher matrix of (allocation, θ) jointly the factors π_k cancel, and the natural gradient of the ELBO for
@@ -11,8 +13,9 @@ inference with mixture of exponential-family approximations):
 The entropy is in h, so that the temperature of this target is 0 and P has no identity to be taken off.
 """
 
+import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Self, final
 
@@ -21,10 +24,11 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from torchngvi.arguments import read_callable, read_instance, read_number
-from torchngvi.errors import InputError
+from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior, SeparableTarget, Target
+from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 
 # Any differentiable log joint, given as a function: of all draws at once, or of one
 
@@ -391,3 +395,114 @@ class MixtureIntegrand(Target):
     def known_data(self) -> tuple[Tensor, ...]:
         """Return the tensors that tell the problem of the log joint from another."""
         return self.target.known_data()
+
+
+# ------------------------------------------------------------------------------------ what a user may hand in
+
+
+def kind_of(value: object) -> str:
+    """The class of an object, or which class it is, as messages say it."""
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+
+
+def read_posterior(door: str, q: Any, target: object = None) -> Posterior:
+    """Check that what stands in the place of a posterior is one.
+
+    >>> read_posterior("fit", 3)
+    Traceback (most recent call last):
+    torchngvi.errors.InputError: fit takes a posterior first, such as CholeskyGaussian(dim), then the model or log \
+    joint; got int first.
+    """
+    if isinstance(q, type):
+        raise InputError(f"{door} takes a posterior; got the class {q.__name__}. Make one of it: {q.__name__}(dim).")
+    if not isinstance(q, Posterior):
+        swapped = " The arguments are swapped." if isinstance(target, Posterior) else ""
+        inside = " Pass its posterior." if isinstance(getattr(q, "posterior", None), Posterior) else ""
+        raise InputError(
+            f"{door} takes a posterior first, such as CholeskyGaussian(dim), then the model or log joint; got "
+            f"{type(q).__name__} first.{swapped}{inside}"
+        )
+    return q
+
+
+def read_gaussian(door: str, q: Any, target: object = None) -> Gaussian:
+    """Check that what stands in the place of a Gaussian posterior is one."""
+    q = read_posterior(door, q, target)
+    if not isinstance(q, Gaussian):
+        raise PairError(f"{door} needs a Gaussian posterior, such as CholeskyGaussian(dim); got {type(q).__name__}.")
+    return q
+
+
+def as_target(source: Any) -> Target:
+    """Make a target of what a user gives: a target stays as it is, and a function of theta becomes a `LogJoint`."""
+    if isinstance(source, Target):
+        return source
+    if isinstance(source, Posterior | type):
+        raise InputError(
+            f"a model or a log joint of theta is needed; got {kind_of(source)}. A posterior comes first, then the "
+            "target."
+        )
+    target = classify(source)
+    if not isinstance(target, Target):
+        raise InputError("this needs a model or a log joint of theta; got a function without arguments.")
+    return target
+
+
+def classify(function: Any) -> Target | Callable[[], Tensor]:
+    """Make a `LogJoint` of a function that needs its one argument; a closure, which can take none, stays."""
+    if not callable(function) or isinstance(function, Posterior | type):
+        raise InputError(
+            f"step takes a model, a log joint of theta, or a closure that returns the loss; got {kind_of(function)}."
+        )
+
+    def binds(*arguments: object) -> bool:
+        try:
+            inspect.signature(function).bind(*arguments)
+        except (TypeError, ValueError):
+            return False
+        return True
+
+    without, with_one = binds(), binds(None)
+    if not without and not with_one:
+        raise InputError(
+            "step calls a log joint with theta alone, or a closure with nothing; this callable needs other arguments. "
+            "Bind them: functools.partial(f, ...), or a lambda."
+        )
+    if with_one and not without:
+        return LogJoint(function)
+    if without and not with_one:
+        return function
+    raise InputError(
+        "step cannot tell whether this callable is a log joint of theta (which goes up) or a closure that returns "
+        "the loss (which goes down). Wrap it: LogJoint(f), or lambda: f()."
+    )
+
+
+class FullPrecision:
+    """A context that switches autocast off around a step, so that no factorisation is in half precision."""
+
+    def __init__(self, device_type: str) -> None:
+        self.device_type = device_type
+        self.active = torch.amp.is_autocast_available(device_type) and torch.is_autocast_enabled(device_type)
+
+    def _autocast(self, enabled: bool) -> AbstractContextManager[Any]:
+        if not self.active:
+            return nullcontext()
+        return torch.autocast(self.device_type, torch.get_autocast_dtype(self.device_type), enabled)
+
+    def __enter__(self) -> "FullPrecision":
+        self.context = self._autocast(False)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.context.__exit__(*exception)
+
+    def restored(self, closure: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        """Wrap a closure so that it runs under the autocast that its author meant."""
+
+        def run() -> Tensor:
+            with self._autocast(True):
+                return closure()
+
+        return run

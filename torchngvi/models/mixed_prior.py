@@ -54,7 +54,7 @@ class Wishart(NamedTuple):
 class MixedPrior(NamedTuple):
     """The priors of a mixed model: of fixed effects, of the covariance of random effects, and of the likelihood.
 
-    What is not given has a default in the units of the data (`torchngvi.models.mixed_rows`), so that another unit or
+    What is not given has a default in the units of the data (`torchngvi.models.mixed`), so that another unit or
     another origin of a column changes no prediction. With several grouping factors ``precision``, ``sd`` and
     ``concentration`` are those of each of them, or dicts from their names.
 

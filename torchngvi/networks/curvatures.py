@@ -9,10 +9,8 @@ from torch import Tensor
 from torchngvi.arguments import read_number, read_size
 from torchngvi.distributed import average_over_ranks_, rank
 from torchngvi.errors import InputError, PairError
-from torchngvi.networks.families import Diagonal
-from torchngvi.networks.finite import all_finite, zero_where_
+from torchngvi.networks.families import Diagonal, all_finite, generator, zero_where_
 from torchngvi.networks.laplace import gradients_of_labels
-from torchngvi.networks.noise import generator
 from torchngvi.networks.posterior import NetworkGaussian
 from torchngvi.networks.predictions import check_function, read_from
 from torchngvi.networks.weights import warn_caller

@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from torchngvi.arguments import is_size
 from torchngvi.distributed import average_over_ranks_, rank, ranks
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Family
-from torchngvi.networks.finite import all_finite
-from torchngvi.networks.noise import generator
+from torchngvi.networks.families import Family, all_finite, generator
 from torchngvi.networks.predictions import Read, batches, called, evaluating, read_from
 from torchngvi.networks.weights import NetworkWeights, warn_caller
 

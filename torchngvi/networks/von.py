@@ -12,9 +12,8 @@ from torchngvi.arguments import is_number, read_count, read_instance, read_list,
 from torchngvi.errors import InputError
 from torchngvi.networks.attached import Attachment, radius_of
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, Reparametrized, SampledLabels
-from torchngvi.networks.layout import matched, trainable, unwrapped
+from torchngvi.networks.layout import StepLength, matched, trainable, unwrapped
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.units import StepLength
 from torchngvi.networks.weights import NUM_DATA
 
 

@@ -21,12 +21,17 @@ from torch.optim.swa_utils import AveragedModel
 from torchngvi.arguments import read_count, read_number, read_seed
 from torchngvi.distributed import average_over_ranks_, same_on_ranks_
 from torchngvi.errors import InputError
-from torchngvi.networks.families import Delta, Family
-from torchngvi.networks.finite import all_finite, zero_where_
-from torchngvi.networks.layout import PriorPrecision, Structure, families, unwrapped
+from torchngvi.networks.families import Delta, Family, all_finite, seed_of, zero_where_
+from torchngvi.networks.layout import (
+    PriorPrecision,
+    Structure,
+    families,
+    find_units,
+    is_last_linear,
+    measure_units,
+    unwrapped,
+)
 from torchngvi.networks.likelihoods import OutputLikelihood, read_likelihood
-from torchngvi.networks.noise import seed_of
-from torchngvi.networks.units import find_units, is_last_linear, measure_units
 
 NUM_DATA = "is the number of labels in the training data"
 TEMPERATURE = 0.05  # chosen on validation data of four tasks, docs/appendix/network_measurements.md has other numbers

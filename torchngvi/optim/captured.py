@@ -14,9 +14,9 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from torchngvi.arguments import read_count, read_number, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Target
-from torchngvi.models.arguments import FullPrecision, as_target
+from torchngvi.models.log_joint import FullPrecision, as_target
+from torchngvi.optim.evaluating import Evaluation, Report, Status
 from torchngvi.optim.optimizer import NaturalGradientVI
-from torchngvi.optim.records import Evaluation, Report, Status
 
 _EAGER = 3  # calls before a graph is captured: libraries initialise themselves in the first
 

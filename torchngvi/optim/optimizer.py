@@ -13,8 +13,8 @@ non-finite value is not taken, member by member.
 
 Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step; `averaged` is the momentum, and
 `proposed` and `tried` move, judge and go back.  The other files: `evaluating` (posteriors as param groups with their
-state, L and its gradient, the last evaluation), `pairs` (what is refused), `records`, `watching`
-(warnings), `captured` (a step at fixed addresses).
+state, L and its gradient, the last evaluation, warnings), `pairs` (what is refused), `captured` (a step at fixed
+addresses).
 """
 
 import functools
@@ -48,13 +48,12 @@ from torchngvi.interfaces import (
     where_members,
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
-from torchngvi.models.arguments import FullPrecision, as_target, classify
+from torchngvi.models.log_joint import FullPrecision, as_target, classify
 from torchngvi.numerics.arrays import anyone
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import tracked
-from torchngvi.optim import pairs, watching
-from torchngvi.optim.evaluating import EvaluatingOptimizer
-from torchngvi.optim.records import Evaluation, Heading, Report, State
+from torchngvi.optim import evaluating, pairs
+from torchngvi.optim.evaluating import EvaluatingOptimizer, Evaluation, Heading, Report, State
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
 # The path of a momentum: along the average of the changes that the rule has asked for
@@ -399,7 +398,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         q, lr, state = self.posteriors[index], self.param_groups[index]["lr"], self._state(index)
         if not self._asked_ranks:
             self._asked_ranks = True
-            watching.warn_if_unsummed(type(self).__name__)
+            evaluating.warn_if_unsummed(type(self).__name__)
 
         path = heading.path
         whole = self.momentum is not None and self.momentum.of_steps  # it averages steps that are limited already
@@ -440,7 +439,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["went"] = rho if everyone else rho.masked_fill(stays, 0.0)
         self.last = Report(rho, accepted)
         if not self.step_size.needs_trial:
-            self._look(index, watching.Seen(start, heading, rho, refused, resting, lossless))
+            self._look(index, evaluating.Seen(start, heading, rho, refused, resting, lossless))
         return result
 
     def _rho(self, q: Posterior, path: Path, lr: float | Tensor, state: State) -> Tensor:
@@ -469,7 +468,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         """Warn of a step that was not taken, once, and where asking costs nothing."""
         if may_be_asked(refused) and not self._warned and anyone(refused):
             self._warned = True
-            watching.warn_of_rejection(type(self).__name__, q, rho)
+            evaluating.warn_of_rejection(type(self).__name__, q, rho)
 
 
 # -------------------------------------------------------------------------------- packets from ``loss.backward()``

@@ -13,7 +13,7 @@ from torchngvi.posteriors.gaussian import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.posteriors.precision import NaturalGaussian, PrecisionCholeskyGaussian, clique_marginals
 from torchngvi.posteriors.product import Product
-from torchngvi.posteriors.warped import Warped
+from torchngvi.posteriors.warps import Warped
 
 __all__ = [
     "CholeskyGaussian",

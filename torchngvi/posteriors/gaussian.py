@@ -31,8 +31,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.posteriors.conversions import ConvertibleGaussian, tangent_moved
 from torchngvi.posteriors.shapes import Shape, check_points, normal
-from torchngvi.posteriors.warped import Warped
-from torchngvi.posteriors.warps import Warp
+from torchngvi.posteriors.warps import Warp, Warped
 from torchngvi.structures import Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured
 

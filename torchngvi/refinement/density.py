@@ -15,7 +15,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.models import LogJoint
-from torchngvi.models.guarded import Guarded
+from torchngvi.models.factors import Guarded
 from torchngvi.numerics.arrays import writable
 from torchngvi.posteriors.gaussian import Gaussian
 

@@ -1,9 +1,7 @@
 """What a posterior that was found to rounding allows: derivatives of it, and rows taken out of it or put in."""
 
-from torchngvi.solved.comparison import Comparison, compare_models, stacking_weights
-from torchngvi.solved.leave_one_out import LeaveOneOut, leave_one_out
-from torchngvi.solved.response import Sensitivity, Solution, sensitivity, solve
-from torchngvi.solved.update import SiteSum, add, forget, merge, site_sum
+from torchngvi.solved.leave_one_out import Comparison, LeaveOneOut, compare_models, leave_one_out, stacking_weights
+from torchngvi.solved.response import Sensitivity, SiteSum, Solution, add, forget, merge, sensitivity, site_sum, solve
 
 __all__ = [
     "Comparison",

@@ -5,8 +5,7 @@ independent blocks; `Pattern` is the contract for others.  No file outside of th
 has.
 """
 
-from torchngvi.structures.block_diagonal import UnequalBlocks, block_diagonal
-from torchngvi.structures.blocks import Dense, Diagonal, EqualBlocks, FullAlgebra
+from torchngvi.structures.blocks import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures.forest import Forest, arrow, forest, nested
 from torchngvi.structures.pattern import Pattern
 

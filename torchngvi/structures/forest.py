@@ -18,8 +18,7 @@ from torchngvi.arguments import read_list, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.numerics import small_blocks
 from torchngvi.numerics.small_blocks import product
-from torchngvi.structures.block_diagonal import block_diagonal
-from torchngvi.structures.blocks import FullAlgebra
+from torchngvi.structures.blocks import FullAlgebra, block_diagonal
 from torchngvi.structures.pattern import Structured
 from torchngvi.structures.storage import Chains, Inbox, Kind, Part, Rows, Stored, below, inherited
 

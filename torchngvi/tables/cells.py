@@ -18,7 +18,7 @@ import numpy as np
 
 from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
-from torchngvi.solved.comparison import CLOSE
+from torchngvi.solved.leave_one_out import CLOSE
 from torchngvi.tables.families import MOST_CATEGORIES
 
 try:

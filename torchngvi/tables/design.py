@@ -1,6 +1,6 @@
 """The design of a model, from a formula and a table or from arrays, and the same of new rows.
 
-`Formula` makes a `torchngvi.tables.parts.Design` of a table and remembers how: codings, centres of ``center(x)`` and
+`Formula` makes a `torchngvi.tables.effects.Design` of a table and remembers how: codings, centres of ``center(x)`` and
 knots of ``bs(x)`` are those of the fit when new rows come.  `design_of_arrays` checks arrays and puts them together.
 """
 

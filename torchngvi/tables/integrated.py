@@ -37,14 +37,7 @@ from torchngvi.numerics import small_blocks
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, Multinomial
-from torchngvi.tables.parts import (
-    Coordinates,
-    Design,
-    covariance_root,
-    draw_normal,
-    draw_uniform,
-    replace_where,
-)
+from torchngvi.tables.parts import Coordinates, Design, covariance_root, draw_normal, draw_uniform, replace_where
 from torchngvi.tables.priors import Normal, Priors
 
 

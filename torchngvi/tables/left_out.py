@@ -23,9 +23,9 @@ from torchngvi.diagnostics.importance import USELESS, smoothed
 from torchngvi.diagnostics.predictive import LeftOut
 from torchngvi.errors import InputError
 from torchngvi.messages import listed
-from torchngvi.solved.comparison import CLOSE
+from torchngvi.solved.leave_one_out import CLOSE
+from torchngvi.tables.effects import AT_ONCE, Predictor
 from torchngvi.tables.parts import Factor
-from torchngvi.tables.prediction import AT_ONCE, Predictor
 
 TableResult = Any  # of torchngvi.tables.result, which imports this module
 

@@ -6,7 +6,7 @@ the identity link and 1 for any other, s_j that of column j:
     intercept at the means of the columns ~ N(g(ȳ), (2.5 s_y)²)        coefficient of column j ~ N(0, (2.5 s_y/s_j)²)
     sd of an effect over groups ~ half-t(3, 2.5 s_y/s_j)               correlations ~ LKJ(1)
 
-and those of the parameters of a likelihood are the family's.  With θ = (a, ξ, φ) of `torchngvi.tables.parts`, b_j =
+and those of the parameters of a likelihood are the family's.  With θ = (a, ξ, φ) of `torchngvi.tables.effects`, b_j =
 a_j/s_j, τ_k the standard deviations of effects of scaled columns and z their canonical partial correlations on Fisher's
 scale (Lewandowski, Kurowicka and Joe 2009),
 
@@ -31,7 +31,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import hint, listed
 from torchngvi.models.standardize import WIDTHS, Standardization, TargetSummary
 from torchngvi.tables.parts import Coordinates, Design
-from torchngvi.tables.remarks import products_far_from_0
+from torchngvi.tables.table import products_far_from_0
 
 Family = Any  # of torchngvi.tables.families, which imports this module
 
@@ -415,7 +415,7 @@ class _Stacked(NamedTuple):
 class Priors:
     """The priors of a model, see `_Chosen`: the log density of its coordinates θ, and what to say of them.
 
-    >>> from torchngvi.tables.parts import Factor
+    >>> from torchngvi.tables.effects import Factor
     >>> one = torch.ones(4, 1, dtype=torch.float64)
     >>> factor = Factor("ward", ("Intercept",), ("a", "b"), one, torch.tensor([0, 0, 1, 1]))
     >>> y = (torch.tensor([1.0, 2.0, 3.0, 2.0], dtype=torch.float64),)

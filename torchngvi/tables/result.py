@@ -17,14 +17,23 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.tables import effects, exports, left_out, remarks
-from torchngvi.tables.effects import Asked, EffectTable
+from torchngvi.tables import effects, exports, left_out
+from torchngvi.tables.effects import Asked, EffectTable, Prediction, Predictor, TableDraws, check_kind, check_population
 from torchngvi.tables.families import Family
 from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
-from torchngvi.tables.prediction import Prediction, Predictor, TableDraws, check_kind, check_population
 from torchngvi.tables.priors import Priors
-from torchngvi.tables.table import ByFactor, FactorTable, Marginals, SummaryTable, probability
+from torchngvi.tables.table import (
+    ByFactor,
+    FactorTable,
+    Marginals,
+    SummaryTable,
+    probability,
+    remark_on_bounds,
+    remark_on_dispersion,
+    remark_on_spreads,
+    remark_on_tails,
+)
 
 DRAWS, FEWEST = 1000, 100  # joint draws by default, and where there are so many groups that 256 MB do not hold these
 HELD = 2**25  # numbers in 256 MB
@@ -37,7 +46,7 @@ class TableResult:
     Attributes:
         design: the rows that were fitted.
         family: of the likelihood.
-        fitted: the posterior of the globals, `torchngvi.tables.parts.Posterior`.
+        fitted: the posterior of the globals, `torchngvi.tables.effects.Posterior`.
         settled: the priors, `torchngvi.tables.priors.Priors`; `priors` is their text.
         formula: what makes the design of a table; None where the model was made of arrays.
         refit: a function that fits the same rows with other weights, (N,), under the same priors and in the same
@@ -674,12 +683,12 @@ class TableResult:
         if self.family.name == "poisson":
             predictor = self.predictor(rows, "", 0, self.draws(FEWEST))
             eta = torch.cat([predictor.linear(at)[0] for at in predictor.parts()], 1)
-            lines += remarks.of_dispersion(eta, rows.y[0], rows.weights)
-        lines += remarks.of_tails(self.family.parameters, natural, weights) if self.family.outcomes is None else []
+            lines += remark_on_dispersion(eta, rows.y[0], rows.weights)
+        lines += remark_on_tails(self.family.parameters, natural, weights) if self.family.outcomes is None else []
         _, xis, _ = coordinates.split(theta)
         for of, xi in zip(rows.factors, xis, strict=True):
             over = [f"{effect} over {of.name}" if len(xis) > 1 else effect for effect in of.effects]
-            lines += remarks.of_spreads(over, xi[:, : len(of.effects)].exp(), weights)
+            lines += remark_on_spreads(over, xi[:, : len(of.effects)].exp(), weights)
         if not self.converged:
             lines.append(f"NOT CONVERGED: {self.reason}")
         if not k_hat < USELESS:
@@ -700,7 +709,7 @@ class TableResult:
         up, down, here = self.settled.log_prob(torch.cat([mean + step, mean - step, mean[None]])).split((p, p, 1))
         precision = (2 * here - up - down) / (shift * sd).square()
         unit = self.fitted.coordinates.scales.abs().to(sd)
-        return remarks.of_bounds(self.fixed_names, sd / unit, precision.clamp_min(0.0).rsqrt() / unit)
+        return remark_on_bounds(self.fixed_names, sd / unit, precision.clamp_min(0.0).rsqrt() / unit)
 
 
 def _of_new_rows(of: Factor, Z: Any, groups: Any, count: int) -> Factor:

@@ -1,5 +1,6 @@
-"""Tables of results: marginal posteriors, what is printed of them, and values by the name of a grouping factor."""
+"""Tables of results: marginal posteriors, what is printed of them, values by the name of a grouping factor, remarks."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
@@ -8,8 +9,10 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_number
+from torchngvi.diagnostics.columns import Dependence, dependences, describe_dependences
 from torchngvi.errors import InputError
 from torchngvi.messages import shown
+from torchngvi.models.standardize import Standardization
 
 Of = TypeVar("Of")
 
@@ -194,3 +197,209 @@ def _lines(block: Marginals, width: int) -> list[str]:
 def _line(name: str, width: int, cells: Any) -> str:
     """A name, and texts in their columns."""
     return f"  {name:<{width - 2}}" + "".join(f"{cell:>11}" for cell in cells)
+
+
+# ------------------------------------------------------------------------------------ remarks
+
+
+_PRODUCTS = (":", "**")  # in the name of a product or a power of columns
+
+
+def warn_of(
+    X: Tensor,
+    units: Standardization,
+    parts: Sequence[float],
+    groups: Mapping[str, int],
+    names: Sequence[str],
+    own_noise: bool = False,
+    few: int = 2,
+    none: float = 1e-12,
+) -> None:
+    """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
+    # none: of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
+    ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
+    found = dependences(X)
+    if units.intercept is not None:
+        # columns are about their means, where each is a multiple without a constant, and one that is constant is 0
+        ones = units.intercept
+        found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
+        size = torch.linalg.vector_norm(X, dim=0)
+        found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= none * size.max())[:, 0].tolist()]
+    for sentence in describe_dependences(names, found, ones):
+        warnings.warn(f"C{sentence[1:]}", stacklevel=3)
+    for sentence in remark_on_products(names, parts):
+        warnings.warn(sentence, stacklevel=3)
+    for name, count in groups.items():
+        if own_noise and count == len(X):
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
+                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
+                stacklevel=3,
+            )
+        if count <= few:
+            some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
+            warnings.warn(
+                f"{name[0].upper()}{name[1:]} has {some} next to nothing of a standard deviation over groups: its "
+                "prior decides. Make it a fixed effect.",
+                stacklevel=3,
+            )
+
+
+def own_shares(
+    X: Tensor,  # (N, p)
+) -> Tensor:
+    """Which share of the length of each column lies outside of the others, (p,), of columns that are independent.
+
+    >>> own_shares(torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)).tolist()
+    [0.8, 0.8]
+    """
+    root = torch.linalg.qr(X.double() / torch.linalg.vector_norm(X.double(), dim=0), mode="r").R
+    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
+    inverse, info = torch.linalg.inv_ex(root) if root.shape[0] == root.shape[1] else (eye, root.new_zeros(()))
+    inverse = inverse if not bool(info) else eye
+    return 1 / torch.linalg.vector_norm(inverse, dim=1)
+
+
+def _is_product(name: str) -> bool:
+    """Whether a column is a product or a power of columns, by its name."""
+    return any(sign in name for sign in _PRODUCTS)
+
+
+def products_far_from_0(
+    X: Tensor,  # (N, p)
+    names: Sequence[str],
+    least: float = 0.1,
+) -> list[float]:
+    """The share of each column that the others leave, (p), of a product far from 0 and what it depends on; else 1.
+
+    Where x lies far from 0, x:z is nearly a multiple of z. A prior per standard deviation of the whole column would
+    draw its coefficient to 0, and that of z, which makes up for it.
+
+    >>> X = torch.tensor([[1.0, 1.0], [1.0, 1.001]], dtype=torch.float64)
+    >>> [round(part, 4) for part in products_far_from_0(X, ["z", "x:z"])]
+    [0.0005, 0.0005]
+    >>> products_far_from_0(X, ["z", "x"])
+    [1.0, 1.0]
+    """
+    # least: share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
+    made = [_is_product(name) for name in names]
+    if not any(made) or X.shape[0] < X.shape[1] or dependences(X):
+        return [1.0] * len(names)
+    own = own_shares(X).tolist()
+    if not any(part < least for part, product in zip(own, made, strict=True) if product):
+        return [1.0] * len(names)
+    return [part if part < least else 1.0 for part in own]
+
+
+def remark_on_products(names: Sequence[str], parts: Sequence[float]) -> list[str]:
+    """Sentences about products and powers of columns that lie far from 0, whose default priors are wide.
+
+    >>> remark_on_products(["x", "x:z"], [1.0, 0.001])[0].partition(":")[0]
+    'Column x'
+    >>> remark_on_products(["x", "x:z"], [1.0, 1.0])
+    []
+    """
+    return [
+        f"Column {name} is a product of columns that lie far from 0: all but {share:.1g} of its standard deviation is "
+        "in the other columns. Its default prior, and that of the columns it nearly depends on, is per standard "
+        "deviation of the part that the others leave, and says little. Write center(x) for a column x that lies far "
+        "from 0, in the product and by itself, for priors that say what they say of other columns."
+        for name, share in zip(names, parts, strict=True)
+        if share < 1 and _is_product(name)
+    ]
+
+
+def remark_on_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor, share: float = 0.5) -> list[str]:
+    """Sentences about fixed effects that hardly anything but the prior bounds.
+
+    >>> remark_on_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
+    ['The data hardly bound x: sd 9, and 10 under the prior.']
+    """
+    # share: share of the standard deviation of the prior that a posterior has where the data say little
+    return [
+        f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
+        for name, of_data, of_prior in zip(names, sd.tolist(), prior_sd.tolist(), strict=True)
+        if not of_data < share * of_prior
+    ]
+
+
+def remark_on_tails(
+    names: Sequence[str],
+    draws: Tensor,  # (S, K)
+    weights: Tensor,  # normalised, (S,)
+    times: float = 5.0,
+    normal: float = 3.92,
+) -> list[str]:
+    """Sentences about parameters of the likelihood whose means are those of a heavy tail.
+
+    >>> draws = torch.cat([torch.linspace(0.0, 1.0, 999), torch.tensor([1e4])])
+    >>> remark_on_tails(["size"], draws[:, None], torch.full((1000,), 1e-3))
+    ['The posterior of the size has a tail so heavy that its mean and sd say nothing: read the interval.']
+    """
+    # times: standard deviations that are so many times those of a normal distribution with the same interval
+    # normal: standard deviations in the interval of 95 %
+    of = Marginals.of(names, draws, weights, 0.95)
+    heavy = of.sd > times * (of.high - of.low) / normal
+    return [
+        f"The posterior of the {name} has a tail so heavy that its mean and sd say nothing: read the interval."
+        for name, so in zip(names, heavy.tolist(), strict=True)
+        if so
+    ]
+
+
+def remark_on_spreads(
+    names: Sequence[str],
+    sd: Tensor,  # draws, (S, r)
+    weights: Tensor,  # normalised, (S,)
+    at_zero: float = 0.15,
+    points: int = 64,
+) -> list[str]:
+    """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold.
+
+    >>> remark_on_spreads(["week"], torch.linspace(0.0, 1.0, 101)[:, None], torch.full((101,), 1 / 101))
+    ['The standard deviation of week may be 0: its density there is 1.00 of its largest.']
+    """
+    # at_zero: share of its largest value that the density of a standard deviation has at 0 where it may be 0
+    # points: at which that is looked for
+    said = []
+    effective = 1 / float(weights.square().sum())
+    for name, draws in zip(names, sd.double().unbind(-1), strict=True):
+        w = weights.double()
+        spread = (w @ (draws - w @ draws).square()).sqrt()
+        width = 1.06 * spread * effective**-0.2
+        at = torch.linspace(0.0, 1.0, points, dtype=draws.dtype, device=draws.device) * (w @ draws + 2 * spread)
+        kernel = sum((-0.5 * ((at[:, None] - sign * draws) / width).square()).exp() for sign in (-1, 1))
+        density = kernel @ w
+        share = float(density[0] / density.max())
+        if share > at_zero:
+            said.append(f"The standard deviation of {name} may be 0: its density there is {share:.2f} of its largest.")
+    return said
+
+
+def remark_on_dispersion(
+    eta: Tensor,  # draws of the linear predictors, (S, N)
+    y: Tensor,  # (N,)
+    weights: Tensor,  # (N,)
+    more: float = 0.5,
+    sure: float = 4.0,
+    least: float = 1e-12,
+) -> list[str]:
+    """A sentence about counts that vary more about their means than those of a Poisson distribution.
+
+    >>> remark_on_dispersion(torch.zeros(9, 40), torch.tensor([0.0, 6.0] * 20), torch.ones(40))[0][:49]
+    'The counts vary 13 times as much about their mean'
+    """
+    # more, sure: excess of a dispersion that is said, and in its standard errors
+    # least: mean of a count
+    mean, variance = eta.exp().mean(0), eta.var(0)
+    # Pearson's χ² over N - tr H, tr H = Σ μ Var(η): an effect that is shrunk to its mean counts as less than one
+    freedom = float(weights.sum() - (weights * mean * variance).sum())
+    if freedom <= 0:
+        return []
+    ratio = float((weights * (y - mean).square() / mean.clamp_min(least)).sum()) / freedom
+    if not ratio > 1 + max(more, sure * (2 / freedom) ** 0.5):
+        return []
+    return [
+        f"The counts vary {ratio:.3g} times as much about their means as those of a Poisson distribution: intervals "
+        "are too narrow. Take the family negative_binomial."
+    ]

@@ -8,13 +8,9 @@ which input.  Where all hold it returns nothing.  It needs no test runner, takes
 the same result at each call, since what it draws comes from seeds of its own.
 """
 
-from torchngvi.testing.estimators import check_estimator
-from torchngvi.testing.flat_posteriors import check_exponential_family, check_flat_posterior
-from torchngvi.testing.metrics import check_acceleration, check_metric
-from torchngvi.testing.momenta import check_momentum, check_step_size
-from torchngvi.testing.posteriors import check_posterior
-from torchngvi.testing.regressions import check_likelihood
-from torchngvi.testing.rules import check_rule
+from torchngvi.testing.estimators import check_estimator, check_likelihood
+from torchngvi.testing.parts import check_acceleration, check_metric, check_momentum, check_rule, check_step_size
+from torchngvi.testing.posteriors import check_exponential_family, check_flat_posterior, check_posterior
 from torchngvi.testing.structures import check_structure
 
 __all__ = [

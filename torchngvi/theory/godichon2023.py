@@ -18,9 +18,9 @@ from torch import Tensor
 from torchngvi.arguments import read_generator, read_instance, read_size, read_tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Metric
-from torchngvi.methods.ifvb import AIFVB
+from torchngvi.methods import AIFVB
 from torchngvi.metrics.recursive import Perturbation
-from torchngvi.models.arguments import as_target
+from torchngvi.models.log_joint import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.stepsizes import PowerSchedule

@@ -17,8 +17,8 @@ from torch import Tensor
 from torchngvi.arguments import read_count, read_instance, read_number, read_size
 from torchngvi.errors import PairError
 from torchngvi.models import GeneralizedLinear
-from torchngvi.models.arguments import read_gaussian
 from torchngvi.models.likelihoods import GaussianNoise
+from torchngvi.models.log_joint import read_gaussian
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.flat import ExponentialFamily
 from torchngvi.posteriors.gaussian import Gaussian

@@ -41,7 +41,7 @@ from torchngvi.adapters.gpytorch.kernels import kernels
 from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.numerics.linalg import cholesky, positive_columns
-from torchngvi.optim.watching import warn
+from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian

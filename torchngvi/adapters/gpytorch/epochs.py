@@ -50,7 +50,7 @@ from torchngvi.fitting.loop import Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Standing
 from torchngvi.methods import IBLR, VN, Method
-from torchngvi.optim.watching import warn
+from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import Constant, KLRadius
 

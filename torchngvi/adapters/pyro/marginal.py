@@ -36,8 +36,7 @@ from torchngvi.errors import InputError
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.latents.laplace import MarginalLaplace
-from torchngvi.latents.quadrature import Rule
-from torchngvi.latents.summary import LaplaceError, Latents
+from torchngvi.latents.summary import LaplaceError, Latents, Rule
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.refinement import RefinementWarning, refine

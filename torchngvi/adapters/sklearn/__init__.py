@@ -8,9 +8,13 @@ scikit-learn is in the extra "sklearn".
 from torchngvi.extras import needing
 
 with needing("torchngvi.adapters.sklearn", "sklearn"):
-    from torchngvi.adapters.sklearn.classification import BayesianLogisticRegression
+    from torchngvi.adapters.sklearn.estimators import (
+        BayesianLinearRegression,
+        BayesianLogisticRegression,
+        BayesianPoissonRegression,
+        QuasiCounts,
+    )
     from torchngvi.adapters.sklearn.mixed import BayesianMixedClassifier, BayesianMixedRegressor
-    from torchngvi.adapters.sklearn.regression import BayesianLinearRegression, BayesianPoissonRegression, QuasiCounts
 
 __all__ = [
     "BayesianLinearRegression",

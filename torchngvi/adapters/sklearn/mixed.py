@@ -11,9 +11,10 @@ from sklearn.base import ClassifierMixin, RegressorMixin, is_regressor
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from torchngvi.adapters.sklearn.arguments import (
+from torchngvi.adapters.sklearn.base import (
     Array,
     RandomState,
+    Sampled,
     check_numbers,
     check_sd,
     covariates,
@@ -21,17 +22,17 @@ from torchngvi.adapters.sklearn.arguments import (
     seed_of,
     validated,
     weights_of,
+    with_intercept,
 )
-from torchngvi.adapters.sklearn.base import Sampled, with_intercept
-from torchngvi.adapters.sklearn.classification import coded
+from torchngvi.adapters.sklearn.estimators import coded
 from torchngvi.arguments import read_flag, read_list, shown
 from torchngvi.errors import InputError
 from torchngvi.models import checks
 from torchngvi.tables.cells import check_names
+from torchngvi.tables.effects import Prediction
 from torchngvi.tables.families import FAMILIES, Family, family_of
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Design, Factor
-from torchngvi.tables.prediction import Prediction
 from torchngvi.tables.priors import Normal
 from torchngvi.tables.result import TableResult
 

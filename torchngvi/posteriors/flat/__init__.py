@@ -1,6 +1,16 @@
 """Posteriors over one flat vector λ: any distribution with a density, draws and scores."""
 
-from torchngvi.posteriors.flat.exponential_family import Beta, Categorical, Dirichlet, ExponentialFamily, Poisson
+from torchngvi.posteriors.flat.exponential_family import (
+    Beta,
+    Categorical,
+    Dirichlet,
+    ExponentialFamily,
+    Gamma,
+    InverseGamma,
+    NormalInverseGamma,
+    Poisson,
+    Wishart,
+)
 from torchngvi.posteriors.flat.flat_gaussian import (
     FlatCholesky,
     LowRankGaussian,
@@ -11,7 +21,6 @@ from torchngvi.posteriors.flat.flat_gaussian import (
 )
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.flat.flows import AffineCoupling, ModuleFlow, OrthogonalFlow
-from torchngvi.posteriors.flat.gamma import Gamma, InverseGamma, NormalInverseGamma, Wishart
 
 __all__ = [
     "Wishart",

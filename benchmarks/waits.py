@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import torchngvi
+
 _T = TypeVar("_T")
-_PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"  # lines of the library begin with this
+_PACKAGE = f"{Path(torchngvi.__file__).parent}{os.sep}"  # lines of the library begin with this
 _READS = {
     torch.Tensor.item,
     torch.Tensor.tolist,

@@ -1,4 +1,4 @@
-"""Estimators that use Hessians or curvatures: Bonnet and Price, Gauss-Newton, Hessian-vector products."""
+"""Estimators by draws: with Hessians or curvatures, reparametrised, and by score functions."""
 
 from typing import final
 
@@ -7,8 +7,8 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size
 from torchngvi.derivatives import mean_hessian, mean_hessian_diagonal, mean_hessian_products
-from torchngvi.errors import PairError
-from torchngvi.expectations.draws import Drawing, Draws
+from torchngvi.errors import InputError, PairError
+from torchngvi.expectations.draws import Drawing, Draws, Independent
 from torchngvi.interfaces import (
     Cost,
     Estimator,
@@ -353,3 +353,318 @@ def _predictor(rows: Tensor, theta: Tensor) -> Tensor:
     if sparse.is_sparse(rows):
         return (rows @ theta.mT).mT
     return multiply(rows, theta)
+
+
+# ------------------------------------------------------------------------------------ reparametrised, and by scores
+
+
+# Monte Carlo from gradients alone: Stein's identity with the sticking-the-landing residual
+#
+#     r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        W = γI + E[r zᵀ]
+#
+# (Lin, Khan and Schmidt 2019; Roeder, Wu and Duvenaud 2017).  γz is a control variate: where q is the
+# exact Gaussian posterior, r = 0 for each draw, and neither a nor W has any variance.
+
+
+@final
+class Stein(Drawing):
+    """a and W from gradients at S draws; the default for a log joint that is only a function.
+
+    Of E[r zᵀ] the symmetric part is taken, which has about half the variance of a triangle of it.  With
+    `Fixed` draws a and W are the exact derivative of the mean of ℓ over them, steps can be found by
+    trial, and the residual makes no difference: such draws have mean 0 and covariance I.  In natural
+    coordinates that mean is a function of (S m, S) through the root T⁻ᵀ, S = T Tᵀ.
+
+    Args:
+        draws: the number S of antithetic draws, which make a exact for quadratic ℓ; or draws such as `Independent`,
+            `Antithetic`, `Quasi` and `Fixed`.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+
+    >>> import torch
+    >>> from torchngvi import VN, CholeskyGaussian, Stein
+    >>> from torchngvi.expectations import Fixed
+    >>> q = CholeskyGaussian(1, dtype=torch.float64)
+    >>> opt = VN(q, estimator=Stein(Fixed(64)))  # no learning rate
+    >>> for _ in range(10):
+    ...     loss = opt.step(lambda theta: -2 * (theta - 3).square().sum(-1))
+    >>> round(q.mean.item(), 9), round(q.variance.item(), 9)
+    (3.0, 0.25)
+    """
+
+    derives_value = True
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
+        seen, gamma = self.see(q, target), target.temperature
+        if self.comparable:
+            packet = self.derivative_of_mean(q, seen)
+        else:
+            residual = (seen.pulled - gamma * seen.z) / len(seen.z)
+            a = residual.sum(0)
+            packet = Framed(a, q.sym_outer(residual, seen.z) + gamma * q.structure.eye(a))
+        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
+        return Expectation(seen.energy.mean(0), packet, gamma, comparable, cost)
+
+
+# Stein's identity with a quadratic control variate: a and W from a linear regression of the gradients
+#
+#     Cᵀ∇ℓ(m + C z_s) ≈ a + W z_s,   s = 1 .. S,   by least squares
+#
+# In place of the moments of the draws, which are I only on average, stand those they have (least squares
+# as in Salimans and Knowles 2013; the quadratic as a control variate: Geffner and Domke 2020).  Whatever
+# in ℓ is quadratic costs no variance at all: for a quadratic ℓ value, a and W are exact.
+
+
+@final
+class LeastSquaresStein(Drawing):
+    """a and W from gradients at S > D draws, exact for a quadratic ℓ whatever the draws.
+
+    Where ℓ is not quadratic, value, a and W are consistent with a bias of order 1/S.  With S ≥ 4D antithetic
+    draws W has a fraction of the noise of `Stein` far from the optimum and as much at it, and the value a
+    fraction everywhere; with S barely above 2D there is more noise, not less.  The regression has D² coefficients
+    for a diagonal covariance too, where `Stein` keeps D numbers.
+
+    Args:
+        draws: the number S of antithetic draws, S ≥ 2D; or draws, `Independent` or `Quasi` with S > D, `Antithetic`
+            or `Fixed` with S ≥ 2D.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even; on use, if there are too few draws for
+            D,
+            or the log joint does not depend on theta.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = CholeskyGaussian(1, dtype=torch.float64), LogJoint(lambda theta: -2 * (theta - 3).square().sum(-1))
+    >>> e = LeastSquaresStein(2)(q, target)
+    >>> round(e.value.item(), 9), round(e.derivative.a.item(), 9), round(e.derivative.W.item(), 9)
+    (20.0, -12.0, 4.0)
+    """
+
+    unbiased = False
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q by a regression of the gradients on the draws."""
+        self._check_number(q.dim)
+        seen = self.see(q, target)
+        z, pulled = seen.z.movedim(0, -2), seen.pulled.movedim(0, -2)  # (*batch, S, D)
+        design = torch.cat([torch.ones_like(z[..., :1]), z], -1)
+        basis, triangle = torch.linalg.qr(design)
+        fit = torch.linalg.solve_triangular(triangle, basis.mT @ pulled, upper=True)
+        a, W = fit[..., 0, :], 0.5 * (fit[..., 1:, :] + fit[..., 1:, :].mT)
+        # ℓ less its quadratic part, whose mean is ½ tr W
+        quadratic = (z @ a[..., None])[..., 0] + 0.5 * (z @ W * z).sum(-1)
+        value = (seen.energy.movedim(0, -1) - quadratic).mean(-1) + 0.5 * W.diagonal(dim1=-2, dim2=-1).sum(-1)
+        packet = Framed(a, q.structure.from_dense(W))
+        return Expectation(value, packet, target.temperature, False, Cost(self.draws.num_samples, 0))
+
+    def _check_number(self, dim: int) -> None:
+        """The regression on 1 and z has one solution; mirror images add nothing to the span of z."""
+        least = 2 * dim if self.draws.mirrored else dim + 1
+        if self.draws.num_samples < least:
+            kind = "antithetic draws" if self.draws.mirrored else "draws"
+            raise InputError(
+                f"LeastSquaresStein needs at least {least} {kind} in {dim} dimensions; got {self.draws.num_samples}. "
+                "Use more, or Stein."
+            )
+
+
+# Monte Carlo from gradients alone, nothing subtracted: the entropy enters in closed form only
+#
+#     a = E[Cᵀ∇ℓ]        W = E[Cᵀ∇ℓ zᵀ]
+#
+# (the reparametrisation gradient of Kingma and Welling 2014; CFE in Kim, Ma and Gardner 2024, Definition
+# 4).  Its noise does not vanish at the optimum.  `Stein` is the better choice for q that fits well; far
+# from the optimum, or where q cannot fit, neither is always ahead (Kim et al. 2024, section 3).
+
+
+@final
+class ClosedEntropyStein(Drawing):
+    """a and W from gradients at S draws, without the control variate of `Stein`.
+
+    Use it to compare with the gradient estimator of most black-box VI, or where q cannot fit the target well.
+
+    Args:
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`; with
+            fixed draws it is the same as `Stein`.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = CholeskyGaussian(2), LogJoint(lambda theta: -theta.sum(-1))
+    >>> ClosedEntropyStein(4)(q, target).derivative.a.tolist()
+    [1.0, 1.0]
+    """
+
+    derives_value = True
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
+        seen = self.see(q, target)
+        if self.comparable:
+            packet = self.derivative_of_mean(q, seen)
+        else:
+            pulled = seen.pulled / len(seen.z)
+            packet = Framed(pulled.sum(0), q.sym_outer(pulled, seen.z))
+        comparable = self.comparable and target.comparable
+        return Expectation(seen.energy.mean(0), packet, target.temperature, comparable, Cost(self.draws.num_samples, 0))
+
+
+# -------------------------------------------------------------------------------- in the root, and from values
+
+
+# The gradient of a reparametrised draw as backpropagation through a Cholesky factor gives it: one triangle
+#
+#     a = E[Cᵀ∇ℓ]        W = M + Mᵀ on the triangle of the root, M = tril½ E[Cᵀ∇ℓ zᵀ]
+#
+# (Wu and Gardner 2024, Algorithm 1: θ = m + C z with C = chol(V), differentiated to (m, V); Kim, Ma and
+# Gardner 2024, Definition 4, whose ∂L/∂C = tril(∇ℓ zᵀ) - diag(1/C_ii) is what `RootGradient` makes of it.)
+# W is unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
+# coordinates can leave the cone at any ρ, which `Hessian` and `BonnetPrice` never do on convex ℓ.
+
+
+@final
+class Reparametrized(Drawing):
+    """a and W from gradients at S draws, taking of E[Cᵀ∇ℓ zᵀ] the triangle that belongs to the root.
+
+    Use it to compare with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
+
+    Args:
+        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+
+    >>> import torch
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = CholeskyGaussian(2), LogJoint(lambda theta: -theta.sum(-1))
+    >>> Reparametrized(4)(q, target).derivative.a.tolist()
+    [1.0, 1.0]
+    """
+
+    derives_value = True
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
+        seen = self.see(q, target)
+        packet = self.derivative_of_mean(q, seen) if self.comparable else self.one_triangle(q, seen.pulled, seen.z)
+        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
+        return Expectation(seen.energy.mean(0), packet, target.temperature, comparable, cost)
+
+
+# Monte Carlo from gradients alone, as an optimizer over the root itself would see it: a triangle of E[r zᵀ]
+#
+#     r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        M = E[r zᵀ]        W = γI + tril½[M] + tril½[M]ᵀ
+#
+# the path derivative of Roeder, Wu and Duvenaud (2017), as in Tan (2025), section 3.2: the gradient of L in
+# C is C⁻ᵀM, of which a triangular root has the lower part, and that part depends on the lower part of M only.
+# In coordinates whose frame is upper triangular it is Mᵀ that counts.
+
+
+@final
+class PathDerivative(Drawing):
+    """a and W from one draw, as published; `Stein` averages both triangles and has less variance.
+
+    The value has the same control variate, ℓ - ½γ(|z|² - D), so that the loss of a step is
+    -log joint + γ log q at the draw.  Where q is the exact Gaussian posterior, a, W and the loss have no
+    variance.  With `Fixed` draws it is the same as `Stein`.
+
+    Args:
+        draws: one independent draw by default; else the number S of antithetic draws, or draws such as `Independent`,
+            `Antithetic`, `Quasi` and `Fixed`.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
+            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+
+    >>> import torch
+    >>> from torchngvi import SRVN, CholeskyGaussian
+    >>> q = CholeskyGaussian(2, dtype=torch.float64)
+    >>> opt = SRVN(q, lr=0.1, estimator=PathDerivative())
+    >>> round(opt.step(lambda theta: -0.5 * theta.square().sum(-1)).item(), 9)  # -log 2π, at any draw
+    -1.837877066
+    """
+
+    derives_value = True
+
+    def __init__(self, draws: Draws | int | None = None) -> None:
+        super().__init__(Independent(1) if draws is None else draws)
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
+        seen, gamma = self.see(q, target), target.temperature
+        energy = seen.energy
+        if self.comparable:
+            packet = self.derivative_of_mean(q, seen)
+        else:
+            a, W = self.one_triangle(q, seen.pulled - gamma * seen.z, seen.z)
+            packet = Framed(a, W + gamma * q.structure.eye(a))
+            energy = energy - 0.5 * gamma * (q.structure.dot(seen.z, seen.z) - q.structure.total_dim)
+        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
+        return Expectation(energy.mean(0), packet, gamma, comparable, cost)
+
+
+# Monte Carlo from values of the log joint alone: no gradient is taken
+#
+#     h = ℓ(m + C z) - ½γ|z|²        a = E[(h - b) z]        W = γI + E[(h - b) zzᵀ]
+#
+# the score function estimator (Williams 1992; Ranganath, Gerrish and Blei 2014) in the frame, where the
+# scores are z and zzᵀ - I and the natural gradient needs no solve (from Tan 2025, section 3.1).  b is the
+# mean of h over the other draws (leave-one-out baseline: Kool, van Hoof and Welling 2019); h - b then has
+# mean 0 over the draws, which is why I is not subtracted.  With γ log q in it, h is constant where q is
+# the exact Gaussian posterior, and neither a nor W has any variance there.
+
+
+@final
+class ScoreFunction(Drawing):
+    """a and W from values at S draws, for a log joint that has no gradient, such as that of a simulator.
+
+    The variance grows with D as that of gradients does not, so that it is of use in few dimensions or with many draws.
+
+    Args:
+        draws: the number S of antithetic draws, or draws, `Independent` or `Antithetic`; at least two draws or pairs.
+
+    Raises:
+        InputError: if draws is neither, or the number is not positive and even, or there are fewer than two draws or
+            pairs.
+        PairError: if the draws depend on one another.
+
+    >>> from torchngvi import CholeskyGaussian, LogJoint
+    >>> q, target = CholeskyGaussian(1), LogJoint(lambda theta: -theta.detach().square().sum(-1) / 2)
+    >>> ScoreFunction(4)(q, target).derivative.W.item()
+    1.0
+    """
+
+    def __init__(self, draws: Draws | int = 64) -> None:
+        super().__init__(draws)
+        if not self.draws.independent:
+            raise PairError(
+                "ScoreFunction subtracts from each value the mean of the others, which must not depend on its draw; "
+                f"those of {type(self.draws).__name__} depend on one another. Use Independent or Antithetic."
+            )
+        self._block = 2 if self.draws.mirrored else 1
+        if self.draws.num_samples < 2 * self._block:
+            raise InputError(
+                "ScoreFunction compares a draw with others, and needs at least 2 independent draws or 4 antithetic "
+                f"ones; got {self.draws.num_samples}."
+            )
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the values at new draws."""
+        frame, gamma, count = q.frame(), target.temperature, self.draws.num_samples
+        z = self.draws(q.mean_probe.detach())
+        with torch.no_grad():
+            energy = -target.log_joint(frame.mean + frame.push(z))
+        h = energy - 0.5 * gamma * q.structure.dot(z, z)
+        blocks = h.unflatten(0, (self._block, -1))  # a draw beside its mirror image
+        others = (h.sum(0) - blocks.sum(0)) / (count - self._block)
+        weighted = (blocks - others).flatten(0, 1)[..., None] * z / count
+        a = weighted.sum(0)
+        W = q.sym_outer(weighted, z) + gamma * q.structure.eye(a)
+        return Expectation(energy.mean(0), Framed(a, W), gamma, False, Cost(0, 0, count))
