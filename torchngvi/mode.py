@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.interfaces import Target
+from torchngvi.interfaces import Posterior, Target
 from torchngvi.numerics.linalg import eigh
 from torchngvi.structures import Dense
 
@@ -187,6 +187,12 @@ class Mode(NamedTuple):
     log_evidence: float  # Laplace's: log joint + ½ D log 2π - ½ log|H|, at γ = 1
     found: bool  # the Hessian is positive definite and the Newton decrement below ½
     gradients: int
+
+    def promised_loss(self, q: Posterior, temperature: float = 1.0) -> float:
+        """The loss of q, which is at the mode with any structure, if ℓ were the quadratic that it is there."""
+        gamma, dim = temperature or 1.0, len(self.theta)
+        entropy = float(self.root.diagonal().log().sum()) + 0.5 * dim * (1 + math.log(2 * math.pi))
+        return gamma * (entropy - float(q.entropy()) - self.log_evidence)
 
 
 class Seen(NamedTuple):

@@ -40,13 +40,13 @@ def grouped(count=12, seed=5):
 
 
 def test_batches_end_as_one_posterior_does():
-    """Of posteriors from a q twice as wide as it should be; of data, whose runs end before the optimum there, half."""
+    """Of posteriors and of data, from a q twice as wide as it should be; one batch has a mode of collapsed scales."""
     log_joint, log_likelihood, log_prior, rows = grouped()
     ends, whole = [], Guarded(LogJoint(log_joint))
     for target, batch, scale in (
         (log_joint, (), 2.0),
         (log_joint, (2,), 2.0),
-        (DataLogJoint(log_likelihood, log_prior, [rows], 36), (), 0.5),
+        (DataLogJoint(log_likelihood, log_prior, [rows], 36), (), 2.0),
     ):
         q = CholeskyGaussian(14, batch_shape=batch, dtype=torch.float64, scale=scale)
         result = quiet(q, target, examine=False)

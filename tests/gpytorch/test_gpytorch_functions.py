@@ -2,6 +2,7 @@
 
 import copy
 import math
+import warnings
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ from torchngvi.adapters.gpytorch.kernels import kernels  # noqa: E402
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO  # noqa: E402
 from torchngvi.adapters.gpytorch.rounds import Rounds  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import left_open  # noqa: E402
-from torchngvi.errors import InputError, PairError  # noqa: E402
+from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
 
 likelihoods, v = gp.likelihoods, gp.variational
 
@@ -321,6 +322,40 @@ class TestRefusals:
         x, y = classes()
         with pytest.raises(InputError, match="SoftmaxLikelihood takes the labels 0 to 2; got targets from 1 to 3"):
             train_svgp(model_of(3), softmax_of().double(), (x, y + 1), progress=False)
+
+    def test_targets_of_other_shapes(self):
+        x, y = regression()
+        labels = classes()[1]
+        calls = {
+            r"one label a datum, \(rows,\); got targets of shape \(\d+, 1\). Give y\[:, 0\]": (
+                softmax_of(),
+                labels[:, None],
+            ),
+            r"Give y.argmax\(-1\) for one-hot rows y": (softmax_of(), torch.nn.functional.one_hot(labels)),
+            r"a target for each, \(rows, 3\); got targets of shape \(\d+, 2\)\.$": (noise_of(3), y[:, :2]),
+            r"one value a datum, and the model gives 3. Give Multi": (likelihoods.GaussianLikelihood(), y),
+            "the likelihood is the class SoftmaxLikelihood. Call it": (likelihoods.SoftmaxLikelihood, labels),
+            r"got ndarray, Tensor. Give torch.as_tensor\(x\)": (noise_of(3), y),
+        }
+        for text, (likelihood, targets) in calls.items():
+            rows = x.numpy() if "ndarray" in text else x
+            with pytest.raises((InputError, PairError), match=text):
+                train_svgp(model_of(3).double(), likelihood, (rows, targets), progress=False)
+
+    def test_scales_of_their_own(self):
+        """The task that is farthest from the model is named, and an end at constants is said, of classes too."""
+        model, likelihood, (x, y) = problem("tasks")
+        far, none = "the targets of task 2, of mean .* times as far from", "no better than that of a constant function"
+        with pytest.warns(ScaleWarning, match=far), pytest.warns(ScaleWarning, match=none):
+            train_svgp(model, likelihood, (x, y * y.new_tensor([1.0, 1.0, 1e5])), progress=False, rounds=1)
+        generator = torch.Generator().manual_seed(0)
+        model, likelihood, (x, labels) = problem("softmax")
+        for fresh, constant in ((labels, False), (torch.randint(0, 3, labels.shape, generator=generator), True)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                result = train_svgp(copy.deepcopy(model), likelihood, (x, fresh), progress=False, rounds=2)
+            assert (result.found == "constant") is constant
+            assert any("no better than that of a constant function, 1.0" in str(w.message) for w in caught) is constant
 
     def test_what_has_no_sites_of_rows(self):
         """Layers and inputs that are random, and a mean apart from its covariance."""

@@ -89,3 +89,8 @@ def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing
             values = values[~bad]
         loss = float((-values.mean(0) - target.temperature * q.entropy()).sum())
     return loss if math.isfinite(loss) else math.inf
+
+
+def allowance(dim: int, trust: tuple[float, float]) -> float:
+    """The nats by which a mode may miss its promise and be trusted, of a number and a number a coordinate."""
+    return max(trust[0], trust[1] * dim)

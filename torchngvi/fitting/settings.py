@@ -13,6 +13,8 @@ class EngineSettings:
 
     Attributes:
         trust: nats, and nats a coordinate, by which a mode may miss its promise and be trusted.
+        units: nats a coordinate by which q is worse than a mode that is not trusted, where the data are in units of
+            their own.
         widest: dimensions up to which one Gaussian with a full covariance is fitted by a pool, where a mode is trusted
             and where none is: its regressions take D² numbers a draw.  In as many as the first a mean field comes
             first where no mode is trusted.
@@ -42,6 +44,7 @@ class EngineSettings:
     """
 
     trust: tuple[float, float] = (1.0, 0.3)
+    units: float = 3000.0
     widest: tuple[int, int] = (150, 300)
     fewest: int = 32
     radius: tuple[float, float] = (0.5, 0.05)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
-from torchngvi.fitting.fresh import sampled_loss
+from torchngvi.fitting.fresh import allowance, sampled_loss
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.streaming import start_in_passes
 from torchngvi.interfaces import Coordinates
@@ -146,9 +146,9 @@ class Starts:
         """Draws of each look at a scale."""
         return self.settings.fewest // 2
 
-    def _in_other_units(self, loss: float, each: float = 3000.0) -> bool:
-        """Whether q is as many nats a coordinate worse than a mode of that loss: the data are in units of their own."""
-        return not self.reached <= loss + self._unit * each * self.q.dim
+    def _in_other_units(self, loss: float) -> bool:
+        """Whether q is so much worse than a mode of that loss that the data are in units of their own."""
+        return not self.reached <= loss + self._unit * self.settings.units * self.q.dim
 
     def _widest(self, origin: Coordinates) -> float:
         """Put q at the widest of some scales at which its loss is known to a nat; the loss there."""
@@ -198,7 +198,7 @@ class Starts:
         scale = self.q.kept_precision(mode.root)  # of a mean field 1/√diag H
         if mode.found and self._initialized(mode.theta, scale):
             loss = self.sampled_loss(self.settings.fewest, failing=0.0)
-            if loss <= self._promised(mode) + self._unit * self.allowance:
+            if loss <= mode.promised_loss(self.q, self.target.temperature) + self._unit * self.allowance:
                 return loss, True
         return self._best_of(
             lambda factor: self._initialized(mode.theta, factor * scale), self.settings.fewest, failing=0.0
@@ -211,12 +211,6 @@ class Starts:
         except InputError:
             return False
         return True
-
-    def _promised(self, mode: Mode) -> float:
-        """The loss of q at the mode if ℓ were the quadratic that it is there, of any structure."""
-        gamma, dim = self.target.temperature or 1.0, self.q.dim
-        entropy = float(mode.root.diagonal().log().sum()) + 0.5 * dim * (1 + math.log(2 * math.pi))
-        return gamma * (entropy - float(self.q.entropy()) - mode.log_evidence)
 
     # -------------------------------------------------------------------------------- others
 
@@ -257,7 +251,7 @@ class Starts:
     @property
     def allowance(self) -> float:
         """Nats by which a start may miss what it promised."""
-        return max(self.settings.trust[0], self.settings.trust[1] * self.q.dim)
+        return allowance(self.q.dim, self.settings.trust)
 
     def sampled_loss(self, draws: int = 1024, **options: float) -> float:
         """L at q from whitened draws, the same for every q; infinite where it is not finite.  The best is kept."""

@@ -25,7 +25,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from torchngvi.distributed import Processes, synchronize
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sample_average import SampleAverage
-from torchngvi.fitting.fresh import sampled_loss
+from torchngvi.fitting.fresh import allowance, sampled_loss
+from torchngvi.fitting.settings import EngineSettings
 from torchngvi.interfaces import FullPrior, Target
 from torchngvi.methods import VN
 from torchngvi.mode import find_mode
@@ -162,13 +163,19 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
 
 
 def _put_at_mode(q: CholeskyGaussian, target: Guarded, seed: int) -> bool:
-    """Put q at the mode of a batch of a log joint under what is known, where its loss is lower; whether it is."""
+    """Put q at the mode of a batch of a log joint under what is known, where its loss is lower; whether it is.
+
+    A mode whose loss misses its promise, as where scales have collapsed, is better only than a q that is far off.
+    """
     here, loss = q.snapshot(), sampled_loss(q, target, _SETTINGS.glance, seed)
     mode = find_mode(target, q.mean, _SETTINGS.gradients * q.dim)
     if mode is None:
         return False
     q.initialize_(mode.theta, mode.root)
-    lower = sampled_loss(q, target, _SETTINGS.glance, seed) < loss
+    gamma, settings = target.temperature or 1.0, EngineSettings()
+    there = sampled_loss(q, target, _SETTINGS.glance, seed)
+    trusted = there <= mode.promised_loss(q, gamma) + gamma * allowance(q.dim, settings.trust)
+    lower = there < loss and (trusted or not loss <= there + gamma * settings.units * q.dim)
     if not lower:
         q.restore(here)
     return lower

@@ -53,9 +53,12 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
         parts = batch if isinstance(batch, tuple | list) else (batch,)
         if len(parts) != 2 or not all(isinstance(part, Tensor) for part in parts):
             what = ", ".join(type(part).__name__ for part in parts)
+            arrays = "torch.as_tensor(x) and torch.as_tensor(y) of arrays, " * any(
+                _is_array(part) and not isinstance(part, Tensor) for part in parts
+            )
             raise InputError(
-                f"batches are pairs (x, y) of tensors; got {what}. Give a DataLoader over TensorDataset(x, y), or "
-                f"[(x, y)] for all data at once. {_OF_ONE_TASK if latents.coupled else ''}".rstrip()
+                f"batches are pairs (x, y) of tensors; got {what}. Give {arrays}a DataLoader over TensorDataset(x, y), "
+                f"or [(x, y)] for all data at once. {_OF_ONE_TASK if latents.coupled else ''}".rstrip()
             )
         x, y = (part.detach() if part.requires_grad else part for part in parts)
         if x.ndim == 0 or count(x) == 0:
@@ -77,13 +80,30 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
             raise InputError(
                 f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "
                 "targets, (rows,) of one value a datum and (rows, tasks) of several."
+                + " Give y[:, 0] for y."
+                * (y.shape == (count(x), 1))
             )
-        if latents.each and y.ndim == 1:
+        if latents.each and y.shape[1:] != (latents.count,):
             raise InputError(
                 f"the model gives {latents.count} values a datum, with a target for each, (rows, {latents.count}); got "
-                f"targets of shape {tuple(y.shape)}. {_OF_ONE_TASK}"
+                f"targets of shape {tuple(y.shape)}. {_OF_ONE_TASK if y.ndim == 1 else ''}".rstrip()
+            )
+        if latents.one_noise:
+            raise PairError(
+                f"the likelihood has the noise of one value a datum, and the model gives {latents.count}. Give "
+                f"MultitaskGaussianLikelihood(num_tasks={latents.count})."
+            )
+        if latents.labels and y.ndim > 1:
+            raise InputError(
+                f"a softmax takes one label a datum, (rows,); got targets of shape {tuple(y.shape)}. Give "
+                f"{'y[:, 0]' if y.shape[1:] == (1,) else 'y.argmax(-1) for one-hot rows y'}."
             )
         yield x, y
+
+
+def _is_array(part: Any) -> bool:
+    """Whether something is a tensor, or what NumPy and pandas hold."""
+    return hasattr(part, "__array__")
 
 
 def all_rows(data: Any, latents: Latents) -> Batch:
@@ -92,7 +112,7 @@ def all_rows(data: Any, latents: Latents) -> Batch:
         data = _all_tensors(data) or data
     if type(data) is TensorDataset:
         data = data.tensors
-    if isinstance(data, tuple | list) and len(data) == 2 and all(isinstance(part, Tensor) for part in data):
+    if isinstance(data, tuple | list) and len(data) == 2 and all(map(_is_array, data)):
         data = [tuple(data)]
     given = [(x[:, None] if x.ndim == 1 else x, y) for x, y in pairs(data, latents)]
     if not given:
@@ -104,6 +124,8 @@ def all_rows(data: Any, latents: Latents) -> Batch:
 def check_call(model: Any, likelihood: Likelihood, data: Any) -> None:
     """Check that the model and the likelihood are such, and that rows with a noise of their own come in their order."""
     read_instance("model", model, torch.nn.Module, "is a model of GPyTorch, such as an ApproximateGP", other=likelihood)
+    if isinstance(likelihood, type):
+        raise PairError(f"the likelihood is the class {likelihood.__name__}. Call it, and pass what it makes.")
     if not hasattr(likelihood, "expected_log_prob"):
         instead = (
             "mll.likelihood in the place of mll" if hasattr(likelihood, "likelihood") else "one of gpytorch.likelihoods"

@@ -42,7 +42,7 @@ from torchngvi.adapters.gpytorch.latents import Latents, latents_of
 from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
 from torchngvi.adapters.gpytorch.training import remember_rows
-from torchngvi.arguments import read_count
+from torchngvi.arguments import read_count, read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import cholesky
@@ -130,6 +130,7 @@ def fantasize(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor
     >>> fantasy.eval()(x[:1]).mean.sign().tolist()
     [[1.0], [-1.0]]
     """
+    x, y = read_instance("x", x, Tensor, "has the inputs"), read_instance("y", y, Tensor, "has the targets")
     with kept_modes(model):  # without what predictions have left, which cannot be copied; nor can what has a graph
         fantasy = copy.deepcopy(model, {id(part): part for part in model.buffers() if not part.is_leaf})
     x = x[:, None] if x.ndim == 1 else x

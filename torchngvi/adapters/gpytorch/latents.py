@@ -45,6 +45,8 @@ class Latents:
     longest = 1.0  # natural step of all functions at once by which a quadratic energy never rises
     separable = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
     each = False  # that likelihood takes a target for each of several values of a datum
+    one_noise = False  # its Gaussian noise is that of one value a datum, where there are several
+    labels = False  # that likelihood takes one label a datum, of several values
     correlated = False  # the noise of that likelihood is, so that covariances of the values of a datum count
 
     def __init__(self, strategy: VariationalStrategy, outer: Any) -> None:
@@ -65,6 +67,11 @@ class Latents:
             # positive definite matrix of L blocks a side is at most L times its diagonal blocks
             self.longest = 1.0 / shape[0]
             self.mixing, self.jitter, self.count = outer.lmc_coefficients, outer.jitter_val, outer.num_tasks
+
+    @property
+    def by_value(self) -> bool:
+        """Whether targets tell the best constant functions: those of one function, a target for each, or labels."""
+        return self.each or self.labels or not (self.coupled or self.strategy._variational_distribution.batch_shape)
 
     def values(
         self,
@@ -176,8 +183,10 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
+    latents.one_noise = latents.coupled and conjugate(likelihood) and not hasattr(likelihood, "num_tasks")
     latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
     latents.each = latents.coupled and of_one_value(likelihood)
+    latents.labels = isinstance(likelihood, SoftmaxLikelihood)
     latents.correlated = correlated(likelihood)
     if latents.correlated and latents.separable:
         latents.separable, latents.longest = False, 1.0 / latents.count

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel, PeriodicKernel
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import Likelihood, SoftmaxLikelihood
 from gpytorch.models import ApproximateGP
 from gpytorch.settings import min_variance
 from gpytorch.variational import VariationalStrategy
@@ -36,6 +36,7 @@ from torch import Tensor
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy
 from torchngvi.adapters.gpytorch.energies import conjugate, energy
 from torchngvi.adapters.gpytorch.kernels import evaluated, kernels
+from torchngvi.adapters.gpytorch.latents import Latents
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
 _ROWS = 2048  # that are looked at; among 4M, if that is more, points are chosen
@@ -49,23 +50,30 @@ _DOUBLINGS = 30
 def check_start(
     model: ApproximateGP,
     likelihood: Likelihood,
+    latents: Latents,
     x: Tensor,  # (N, features)
-    y: Tensor,  # (N,)
+    y: Tensor,  # (N,), or (N, tasks)
 ) -> None:
     """Warn where targets with Gaussian noise are on another scale than the model begins with."""
-    if not conjugate(likelihood) or likelihood.noise.shape[-1] not in (1, len(y)):  # the latter is refused elsewhere
-        return
+    if not conjugate(likelihood) or (y.ndim == 1 and likelihood.noise.shape[-1] not in (1, len(y))):
+        return  # the latter is refused elsewhere
     y = y[:_ROWS].double()
     with evaluated():
-        prior = model.forward(x[:_ROWS])
-        variance = prior.variance.double() + likelihood.noise[..., :_ROWS].double()
-    ratio = float(((y - prior.mean.double()).square() / variance).mean().sqrt())
+        values = model.forward(x[:_ROWS])
+        if latents.coupled:
+            values = latents.values(values.mean, values.variance)
+            variance = likelihood(values).variance.double()
+        else:
+            variance = values.variance.double() + likelihood.noise[..., :_ROWS].double()
+    ratios = ((y - values.mean.double()).square() / variance).mean(0).sqrt().reshape(-1)
+    worst = int(ratios.log().abs().argmax())
+    ratio, targets, task = float(ratios[worst]), y.reshape(len(y), -1)[:, worst], f" of task {worst}" * latents.coupled
     if math.isfinite(ratio) and not 1 / _FAR <= ratio <= _FAR:
         warnings.warn(
-            f"the targets, of mean {float(y.mean()):.3g} and standard deviation {float(y.std(correction=0)):.3g}, are "
-            f"{ratio:.2g} times as far from the mean of the model as its prior and its noise say: from there the "
-            "hyper-parameters may end at a poor optimum. Standardise the targets, or set the mean, the output scale "
-            "and the noise to their scale first.",
+            f"the targets{task}, of mean {float(targets.mean()):.3g} and standard deviation "
+            f"{float(targets.std(correction=0)):.3g}, are {ratio:.2g} times as far from the mean of the model as its "
+            "prior and its noise say: from there the hyper-parameters may end at a poor optimum. Standardise the "
+            "targets, or set the mean, the output scale and the noise to their scale first.",
             ScaleWarning,
             stacklevel=4,
         )
@@ -99,9 +107,14 @@ def constant_function(
 
 @torch.no_grad()
 def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
-    """The negative log likelihood per datum of the best constant function; infinite where every target is the same."""
+    """The negative log likelihood per datum of the best constants; infinite where targets are equal."""
     if bool((y == y[0]).all()):
         return math.inf
+    if isinstance(likelihood, SoftmaxLikelihood):
+        shares = torch.unique(y, return_counts=True)[1] / len(y)
+        return -float(torch.special.xlogy(shares, shares).sum())
+    if y.ndim > 1:
+        return sum(_of_a_constant(likelihood, of_task) for of_task in y.mT)
     if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
         noise = variance = float(y.var(correction=0))
         bounds = getattr(getattr(likelihood, "noise_covar", None), "raw_noise_constraint", None)

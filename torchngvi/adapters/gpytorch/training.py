@@ -209,8 +209,8 @@ def train_svgp(
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
             forget_rows(model)
-            if not engine.several:
-                check_start(model, likelihood, x, y)
+            if latents.by_value:
+                check_start(model, likelihood, latents, x, y)
             outside = partial(_both, released, returned)
             trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, outside, progress, checkpoint)
         elif left_open(latents.strategy):
@@ -226,7 +226,7 @@ def train_svgp(
                 trained = _remarked(trained, f"the bound still rose by {still}")
         if trained.losses and (remark := engine.remark()):
             trained = _remarked(trained, remark)
-        if trained.losses and not engine.several and (sentence := constant_function(likelihood, y, trained.losses[-1])):
+        if trained.losses and latents.by_value and (sentence := constant_function(likelihood, y, trained.losses[-1])):
             trained = replace(_remarked(trained, sentence), found="constant")
         return trained.refined_by(refine_svgp(model, likelihood, [(x, y)], progress=progress))
 
