@@ -307,7 +307,10 @@ def test_float32_of_the_model():
 
 def test_copies():
     guide, _ = fitted()
-    assert copy.deepcopy(guide)(Y)["theta"].shape == (8,)
+    twin, of_a_copy = copy.deepcopy(guide), copy.deepcopy(guide).median()  # before medians of the guide are known
+    assert twin(Y)["theta"].shape == (8,)
+    for median in (guide.median(), twin.median()):
+        assert all(torch.equal(median[name], value) for name, value in of_a_copy.items())
     again = pickle.loads(pickle.dumps(guide))
     assert torch.equal(again.posterior.mean, guide.posterior.mean)
     with pytest.raises(InputError, match="draws the members of plates given the data of its fit: call fit_guide"):

@@ -239,7 +239,7 @@ class AutoMarginal(AutoGaussian):
         q = self.gaussian("AutoMarginal")
         here = torch.cat([q.mean, q.stddev])
         if self._members is None or not torch.equal(self._members[0], here):
-            theta = self.shared(self.draws)
+            theta = self._shared_draws(self.draws, torch.Generator(q.device).manual_seed(0))  # the same in a copy
             assert self._target is not None
             with _apart():
                 self._members = here, self._target.latents(theta)
@@ -255,7 +255,13 @@ class AutoMarginal(AutoGaussian):
         Raises:
             InputError: as `members`.
         """
-        return self._drawn(n, lambda target, theta: theta.where(target.log_joint(theta).isfinite()[:, None], math.nan))
+        return self._shared_draws(n)
+
+    def _shared_draws(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        def finite(target: MarginalLaplace, theta: Tensor) -> Tensor:
+            return theta.where(target.log_joint(theta).isfinite()[:, None], math.nan)
+
+        return self._drawn(n, finite, generator)
 
     def draw(self, n: int) -> Tensor:
         """Draw all latents jointly, (n, D), unconstrained, in the order of the sites.
@@ -269,13 +275,16 @@ class AutoMarginal(AutoGaussian):
         return self.structure.by_site(drawn.to(self._init_loc()))
 
     @torch.no_grad()
-    def _drawn(self, n: int, made: Callable[[MarginalLaplace, Tensor], Tensor]) -> Tensor:
+    def _drawn(
+        self, n: int, made: Callable[[MarginalLaplace, Tensor], Tensor], generator: torch.Generator | None = None
+    ) -> Tensor:
         """What is made of draws of the shared latents, (n, ..), without those of which it is NaN."""
         if self._target is None:
             raise InputError(_NOT_FITTED)
         q, kept = self.gaussian("AutoMarginal"), list[Tensor]()
         for _ in range(self.rounds):
-            theta = q.sample((n,)) if self.refined is None else self.refined.sample(n).to(q.mean)
+            source = q.sample((n,), generator) if self.refined is None else self.refined.sample(n, generator)
+            theta = source.to(q.mean)
             with _apart():
                 drawn = made(self._target, theta)
             kept.append(drawn[drawn.isfinite().all(-1)])
