@@ -15,6 +15,7 @@ from torchngvi.adapters.gpytorch import (  # noqa: E402
     FantasizingModel,
     condition,
     natural_optimizer,
+    refine_svgp,
     train_mll,
     train_svgp,
 )
@@ -114,6 +115,10 @@ class TestBoTorch:
             train_svgp(models[0], data=[(x, y)])
         with pytest.raises(InputError, match="takes a model, a likelihood and data"):
             train_svgp(models[0].model)
+        with pytest.raises(
+            PairError, match="holds the sparse GP as its model, behind its transforms. Give model.model"
+        ):
+            refine_svgp(models[0], models[0].likelihood, [(x, y[:, 0])])
         models[0].model.train_targets = None
         with pytest.raises(InputError, match="TransformedGP was built without train_Y"):
             train_svgp(models[0])

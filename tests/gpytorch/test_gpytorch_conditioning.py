@@ -252,3 +252,6 @@ class TestConditioning:
         condition(model, likelihood, x[:30], y[:30])
         with pytest.warns(UserWarning, match="what the others said is forgotten. .* condition"):
             refine_svgp(model, likelihood, [(x[30:], y[30:])], progress=False)
+        condition(model, likelihood, x[:30], y[:30])
+        forget(model, likelihood, x[30:], y[30:])
+        refine_svgp(model, likelihood, [(x[:30], y[:30])], progress=False)  # without a warning: the others were taken

@@ -41,7 +41,7 @@ from torchngvi.adapters.gpytorch.kernels import Projection, evaluated, kernels
 from torchngvi.adapters.gpytorch.latents import Latents, latents_of
 from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
 from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
-from torchngvi.adapters.gpytorch.training import remember_rows
+from torchngvi.adapters.gpytorch.training import forget_rows, remember_rows
 from torchngvi.arguments import read_count, read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame
@@ -105,6 +105,7 @@ def forget(model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor) -
     """
     with _given(model, likelihood, x, y) as given:
         given.assign(*given.taken())
+        forget_rows(model, given.bound.x)
     return model
 
 

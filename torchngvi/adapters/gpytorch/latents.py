@@ -138,6 +138,11 @@ def _check_model(model: Any, outer: Any, strategy: Any) -> None:
             "what __call__ does to the inputs would neither be seen nor trained. Do it in forward, where it applies to "
             "the inducing points too, or use loss.backward() with natural_optimizer(mll)."
         )
+    if outer is None and isinstance(getattr(model, "model", None), ApproximateGP):
+        raise PairError(
+            f"{type(model).__name__} holds the sparse GP as its model, behind its transforms. Give model.model, and "
+            "rows as model.transform_inputs and model.outcome_transform make them."
+        )
     if outer is None:
         raise PairError(
             f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "

@@ -543,9 +543,11 @@ def refine_svgp(
 _fitted: WeakKeyDictionary[ApproximateGP, Tensor] = WeakKeyDictionary()
 
 
-def forget_rows(model: ApproximateGP) -> None:
-    """Forget for which rows q was found before: a training begins, with rows of its own."""
-    _fitted.pop(model, None)
+def forget_rows(model: ApproximateGP, x: Tensor | None = None) -> None:
+    """Forget for which rows q was found before: where a training begins all of them, else those of x."""
+    before = _fitted.pop(model, None)
+    if before is not None and x is not None:
+        _fitted[model] = before[~torch.tensor(_are_among(before, [x]))]
 
 
 def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
@@ -554,6 +556,13 @@ def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
     some = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
     kept = torch.cat([_fitted[model].to(some), some]) if model in _fitted else some
     _fitted[model] = kept[:: 1 + len(kept) // _REMEMBERED**2]
+
+
+def _are_among(rows: Tensor, parts: list[Tensor]) -> list[bool]:
+    """Whether each row is one of those of the parts, which may have been converted."""
+    short = min(rows.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)
+    rows, parts = rows.to(parts[0].device, short), [x.to(short) for x in parts]
+    return [any(bool((x == row).all(-1).any()) for x in parts) for row in rows]
 
 
 def _forgotten(target: SparseGP) -> str:
@@ -566,9 +575,7 @@ def _forgotten(target: SparseGP) -> str:
     total = sum(len(x) for x in parts)
     if before is None or before.shape[-1] != parts[0].shape[-1]:
         return ""
-    short = min(before.dtype, parts[0].dtype, key=lambda dtype: torch.finfo(dtype).bits)  # rows may be converted
-    before, parts = before.to(parts[0].device, short), [x.to(short) for x in parts]
-    lost = sum(not any(bool((x == row).all(-1).any()) for x in parts) for row in before)
+    lost = _are_among(before, parts).count(False)
     if not lost:
         return ""
     return (
