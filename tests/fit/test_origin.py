@@ -55,6 +55,34 @@ def test_batches_end_as_one_posterior_does():
     assert ends[1:] == [pytest.approx(2 * ends[0], abs=0.1), pytest.approx(ends[0], abs=0.1)]
 
 
+def test_passes_that_have_gone_astray():
+    """The first groups say little of their scale: batches lead to where it has collapsed, and q begins once more."""
+    generator = torch.Generator().manual_seed(2)
+    x, effects = (torch.randn(*size, generator=generator, dtype=torch.float64) for size in ((200,), (20,)))
+    noise = torch.randn(400, generator=generator, dtype=torch.float64)[200:]
+    group = torch.arange(20).repeat_interleave(10)
+    rows = group, x, 0.7 * effects[group] + x + 0.3 * noise
+
+    def log_prior(theta):  # the mean, log of the standard deviation of groups, the slope and the noise, the groups
+        spread = -0.5 * (theta[..., 4:] * torch.exp(-theta[..., 1:2])).square() - theta[..., 1:2]
+        return spread.sum(-1) - (theta[..., :4].square() / theta.new_tensor([8, 2, 8, 2])).sum(-1)
+
+    def log_likelihood(theta, batch):
+        index, covariate, y = batch
+        eta = theta[..., :1] + theta[..., 4:][..., index] + theta[..., 2:3] * covariate
+        return (-0.5 * ((y - eta) * torch.exp(-theta[..., 3:4])).square() - theta[..., 3:4]).sum(-1)
+
+    ends, log_joint = [], LogJoint(lambda theta: log_likelihood(theta, rows) + log_prior(theta))
+    for number in (0, 10, 20):
+        batches = list(zip(*(part.tensor_split(number) for part in rows), strict=True)) if number else ()
+        target = DataLogJoint(log_likelihood, log_prior, batches, 200) if number else log_joint
+        q = CholeskyGaussian(24, dtype=torch.float64)
+        result = quiet(q, target, examine=False, max_gradients=100_000)
+        assert result.converged, result.reason
+        ends.append(sampled_loss(q, Guarded(log_joint), 4096, 9))
+    assert ends[1:] == [pytest.approx(ends[0], abs=0.1)] * 2
+
+
 def test_q_is_never_worse_than_where_it_started():
     """A budget that ends the run where an average is far above the start puts q back there."""
     q = CholeskyGaussian(14, dtype=torch.float64)

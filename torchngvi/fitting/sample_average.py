@@ -267,10 +267,13 @@ class SampleAverages(Engine):
     def _better_start(self) -> _Path[bool]:
         """Try another start, once; True where q now is at a better one.
 
-        Where a mode was trusted modes are searched for from points around it.  Where none was, see `Starts.other`.
+        Where a mode was trusted modes are searched for from points around it.  Where none was, or where averages over
+        passes have ended elsewhere than at a minimum, see `Starts.other`.
         """
-        trusted = self.starts.trusted
-        if self.looked or self._over() or not (self.starts.searched and (trusted or self.pooled.runs)):
+        trusted, point = self.starts.trusted, self.descent.point
+        apart = self.starts.searched and (trusted or self.pooled.runs)
+        apart |= self.target.in_passes and bool((point.norm2 > point.noise2).any()) and point.total > self.tolerance
+        if self.looked or self._over() or not apart:
             return False
         self.looked = True
         self.show("other starts")

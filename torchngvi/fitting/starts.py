@@ -51,7 +51,7 @@ class Starts:
         self.first_log_sd = q.stddev.log()  # of q before the fit, or there, whichever is wider
         self.modes: list[Mode] = []  # that were found, of the first start and of the others
         self.refused: tuple[Mode, float] | None = None  # not trusted, and the loss at the best of some scales there
-        self.narrowed: Coordinates | None = None  # q before the fit, which has begun with a smaller scale
+        self.narrowed: Coordinates | None = None  # q before the fit, which has begun elsewhere
         self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
         self.looked = False  # at other starts
         self.over: Callable[[], bool] = lambda: False
@@ -112,6 +112,7 @@ class Starts:
         """Put q at a mode that is trusted, or about its mean; with data in batches, where one pass leads."""
         data = self.target.target
         if data.in_passes:
+            self.narrowed = self.q.snapshot()
             start_in_passes(self.q, data, self.seed)
             return
         if not (self.searched or self.hierarchical):
@@ -227,8 +228,8 @@ class Starts:
         """Put q at another start, from where it has ended with that loss and no trusted mode; whether it is a mode.
 
         It is the mode, where that is worse by few nats a coordinate; q as it was before the fit, if that began with a
-        narrower one; and else q where it has ended, wider and without its correlations: where scales have collapsed in
-        the neck of a funnel a wider q draws them out of it.
+        narrower one or with a pass over data; and else q where it has ended, wider and without its correlations: where
+        scales have collapsed in the neck of a funnel a wider q draws them out of it.
         """
         if self.refused is not None and self.refused[1] <= loss + self._unit * worth * self.q.dim:
             self.place(self.refused[0])
