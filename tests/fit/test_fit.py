@@ -803,9 +803,6 @@ def test_a_mini_batch_says_nothing_of_the_other_rows():
     assert result.norm < 1e-5
 
 
-# ------------------------------------------------------------------------------------ a start that is very far
-
-
 class TestFarStart:
     """E_q e^η grows as e^(ν²/2): counts with wide columns, from N(0, I)."""
 

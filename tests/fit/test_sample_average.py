@@ -42,9 +42,6 @@ def quadratic(dim, seed=2):
     return H, m, lambda theta: -0.5 * (((theta - m) @ H) * (theta - m)).sum(-1)
 
 
-# ------------------------------------------------------------------------------------ the packet
-
-
 class TestSampleAverage:
     @pytest.mark.parametrize("family", FAMILIES)
     @pytest.mark.parametrize("gamma", [0.5, 1.0])
@@ -92,9 +89,6 @@ class TestSampleAverage:
             packets = [estimator(Fixed(32, seed=seed))(q, target) for seed in range(100)]
             gaps.append(sum(float(q.norm2(q.local(e))) for e in packets))
         assert gaps[0] < 0.75 * gaps[1]
-
-
-# ------------------------------------------------------------------------------------ the mode
 
 
 class TestMode:

@@ -459,9 +459,6 @@ class TestAgainstNGD:
         assert errors[0] < 0.1 * errors[1]
 
 
-# --------------------------------------------------------------------------------------------- wrong use
-
-
 class TestWrongUse:
     def test_sizes(self):
         model = Model(NGVD(M))

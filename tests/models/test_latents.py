@@ -8,6 +8,7 @@ import pytest
 import scipy.sparse
 import scipy.stats
 import torch
+from test_models_refusals import changing
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchngvi import CholeskyGaussian, fit, marginal
@@ -556,12 +557,6 @@ def test_the_page_of_latents(capsys):
     assert seen["result"].converged
     assert f"`target.colours` is {seen['target'].colours}," in text
     assert capsys.readouterr().out.startswith("Laplace's log p(y, theta) is off by")
-
-
-def changing(theta, u):
-    """An autoregression whose coupling vanishes at theta = 0."""
-    e = u[..., 1:] - theta[..., :1].tanh() * u[..., :-1]
-    return -0.5 * (e.square().sum(-1) + u[..., 0].square() + (u - 1).square().sum(-1) + theta[..., 0].square())
 
 
 def test_a_coupling_that_vanishes_at_the_typical_theta_is_found():

@@ -9,6 +9,7 @@ from collections import namedtuple
 import pytest
 import torch
 from helpers import DIFFERENCE, DTYPE, EXACT, IDENTITY, close, quiet, randn
+from test_models_refusals import six
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -145,9 +146,6 @@ def same_naturals(actual, expected, tolerance=IDENTITY):
         close(one, other, tolerance)
 
 
-# ------------------------------------------------------------------------------------ conjugate: exact
-
-
 class TestConjugate:
     @pytest.mark.sparse(3)
     @pytest.mark.parametrize("passes", [1, 2])
@@ -223,9 +221,6 @@ class TestConjugate:
         stream_rows(new(), model, 5)
         assert all(torch.equal(*pair) for pair in zip(model.tensors(), before, strict=True))
         assert model.comparable
-
-
-# ------------------------------------------------------------------------------------ sites
 
 
 class TestSites:
@@ -348,9 +343,6 @@ class TestSites:
         stream_rows(q, model, 10)
         stream_batches(q, black_box(model, 10), seed=1)
         assert len(visits) == 12 + 24
-
-
-# ------------------------------------------------------------------------------------ logistic regression
 
 
 class TestLogistic:
@@ -728,22 +720,11 @@ class TestFit:
 # ------------------------------------------------------------------------------------ what goes wrong
 
 
-def gaussian(batches=None, num_data=6, **changes):
-    """Six numbers around one θ."""
-    parts = {
-        "log_likelihood": lambda theta, x: -0.5 * (x - theta).square().sum(-1),
-        "log_prior": lambda theta: -0.5 * theta.square().sum(-1),
-        **changes,
-    }
-    x = torch.arange(6, dtype=DTYPE).split(3) if batches is None else batches
-    return DataLogJoint(batches=x, num_data=num_data, **parts)
-
-
 class TestErrors:
     def test_construction_does_not_iterate(self):
         """No workers are started, no random numbers drawn."""
         before = torch.random.get_rng_state()
-        gaussian(DataLoader(torch.ones(6), batch_size=2, shuffle=True))
+        six(DataLoader(torch.ones(6), batch_size=2, shuffle=True))
         assert torch.equal(torch.random.get_rng_state(), before)
 
     @pytest.mark.parametrize(
@@ -761,7 +742,7 @@ class TestErrors:
             f"a pass over the batches has {rows} rows where num_data is {num_data}: give the number of rows, and a "
             "DataLoader without drop_last."
         )
-        target, q = gaussian(batches, num_data), new(dim=1, mean=2.0)
+        target, q = six(batches, num_data), new(dim=1, mean=2.0)
         theta = torch.ones(2, 1, dtype=DTYPE)
         for run in (
             lambda: target.log_joint(theta),
@@ -780,7 +761,7 @@ class TestErrors:
             calls.append((len(theta), len(x)))
             return -0.5 * (x - theta).square().sum(-1)
 
-        target = gaussian(log_likelihood=counted)
+        target = six(log_likelihood=counted)
         for _ in range(2):
             target.log_joint(torch.ones(4, 1, dtype=DTYPE))
         assert calls == [(1, 3), (1, 1), (1, 2), (4, 3), (4, 3), (4, 3), (4, 3)]

@@ -84,9 +84,6 @@ def exactly(text):
     return f"^{re.escape(text)}$"
 
 
-# ---------------------------------------------------------------------------------------- draws
-
-
 class TestDraws:
     @batches
     @pytest.mark.parametrize("draws", DRAWS)
@@ -384,9 +381,6 @@ class TestDerivatives:
         close(gradient, -torch.stack([torch.func.grad(uneven)(t) for t in theta]), EXACT)
 
 
-# ---------------------------------------------------------------------------------- fixed draws
-
-
 @posteriors
 class TestFixed:
     """The mean of ℓ over fixed draws is an ordinary function, and the packet is its derivative."""
@@ -464,9 +458,6 @@ class TestFixed:
             )
             with pytest.raises(InputError, match=exactly(text)):
                 estimator(Fixed(2 * size - 2))(q, target)
-
-
-# ------------------------------------------------------------------------------- what they need
 
 
 class TestNeeds:

@@ -124,7 +124,7 @@ class TestBases:
 
 
 class TestEstimators:
-    @pytest.mark.sparse(3)
+    @pytest.mark.sparse(5)
     @pytest.mark.parametrize("base", BASES, ids=lambda base: type(base).__name__)
     @pytest.mark.parametrize("name", SCALES)
     def test_both_are_unbiased_and_differ_by_the_control_variate(self, name, base):
@@ -502,6 +502,7 @@ class TestRates:
         with pytest.raises(InputError, match=r"gamma must be at most μ/\(2α\)"):
             variance.fixed_bound(mu, mu / alpha, 3, delta2)
 
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize("alpha", [1.0, 20.0, 100.0])
     @pytest.mark.parametrize("beta", [0.0, 0.5, 50.0])
     def test_the_two_stage_step(self, alpha, beta):

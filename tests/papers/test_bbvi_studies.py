@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import torch
 from helpers import IDENTITY, close, randn
+from test_bbvi import eye, fixed, random_target
 from torch.optim.lr_scheduler import LambdaLR
 
 from examples.papers.kim2024.complexity import draw_complexity, run_complexity
@@ -12,7 +13,7 @@ from examples.papers.kim2024.quadratic_variance import draw_qv, run_qv
 from examples.papers.kim2024.rate import decay, draw_rate, run_rate
 from examples.papers.kim2024.runs import CLOSED, LANDING, Runs, noisy, optimum, reference_target, start
 from torchngvi import CholeskyGaussian, LogJoint, NaturalGradientVI
-from torchngvi.expectations import Independent, PathDerivative, Reparametrized
+from torchngvi.expectations import PathDerivative, Reparametrized
 from torchngvi.methods import ProximalBBVI
 from torchngvi.rules import ProjectedSquareRoot
 from torchngvi.stepsizes import Constant
@@ -27,20 +28,6 @@ from torchngvi.theory.kim2024 import (
 )
 
 F64 = torch.float64
-
-
-def eye(dim):
-    return torch.eye(dim, dtype=F64)
-
-
-def random_target(dim, seed, mu=1.0, L=4.0):
-    Q = torch.linalg.qr(randn(dim, dim, seed=seed)).Q
-    values = mu + (L - mu) * torch.rand(dim, dtype=F64, generator=torch.Generator().manual_seed(seed))
-    return GaussianTarget(randn(dim, seed=seed + 1), Q @ torch.diag(values) @ Q.mT)
-
-
-def fixed(seed, count=1):
-    return Independent(count, torch.Generator().manual_seed(seed))
 
 
 class TestConvergence:
@@ -211,6 +198,7 @@ class TestMisspecification:
         expected = 2 * d * target.precision.trace() - (d - 2) * torch.linalg.inv(C).square().sum()
         close(closed - landing, expected, IDENTITY)
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("method", [LANDING, CLOSED])
     def test_the_floor_is_proportional_to_the_step(self, method):
         target = correlated(0.7)

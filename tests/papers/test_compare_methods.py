@@ -158,6 +158,7 @@ class TestRuns:
         assert round(last["test_nll"], 3) == nll
         assert round(last["test_accuracy"], 4) == right
 
+    @pytest.mark.sparse(2)
     @NEEDS_DATA
     @pytest.mark.parametrize("name", PIECES)
     @pytest.mark.parametrize("place", [0, 1], ids=["best", "published"])
@@ -204,6 +205,7 @@ class TestCommands:
         assert experiments.build(case).model.likelihood.noise == 1
         assert experiments.build(settings.replaced(case, noise=2.0)).model.likelihood.noise == 2
 
+    @pytest.mark.accuracy
     def test_compare_from_a_file(self):
         text = COMPARE.read_text().replace("iterations = 60", "iterations = 3")
         Path("mine.toml").write_text(text)

@@ -86,6 +86,7 @@ def test_noise_in_closed_form():
     assert network().prior == (10.0, pytest.approx(9 * float(net.y.std())))
 
 
+@pytest.mark.accuracy
 def test_the_input_that_matters_is_kept():
     """y depends on the first input alone: its group is penalised less; early stopping keeps the best iterate."""
     net = network((6,), rows=80)

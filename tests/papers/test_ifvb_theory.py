@@ -105,6 +105,7 @@ def test_t5_rate_of_the_iterate(one_draw):
     assert slope == pytest.approx(0.75, abs=0.1)
 
 
+@pytest.mark.accuracy
 def test_t6_rate_of_the_average(one_draw):
     """Theorem 5.3: E|λ̄ - λ*|² falls as 1/s."""
     _, _, squares = one_draw
@@ -120,6 +121,7 @@ def limit_test(square, constant, draws, s):
     return ((ratio - 1).abs() < 4.5 * math.sqrt(2 / REPLICATES)).all()
 
 
+@pytest.mark.accuracy
 def test_t7_central_limit(one_draw):
     """√(Bs) λ̄ → N(0, L⁻¹ΣL⁻¹) = N(0, C² diag(1, ½)); the estimate of that covariance covers as it says."""
     opt, log_joint, squares = one_draw
@@ -247,6 +249,7 @@ def test_example_1_perturbation_that_swamps():
             assert float(error_of(q.vector).median()) == pytest.approx(108 if step == 100 else 105, abs=1.0)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize("start", STARTS)
 def test_example_1_by_default(start):
     """No setting at all: from 31.5 and 19.8 nats to less than one in 200 steps, every run."""

@@ -3,33 +3,20 @@
 import pandas as pd
 import pytest
 import torch
-from helpers import randn
+from test_ngvi import exact_posterior, logistic
 
 from examples.papers.wu2024 import families, figure_1, figure_2
 from torchngvi import (
-    VN,
     GeneralizedLinear,
     NaturalGaussian,
 )
 from torchngvi.diagnostics import log_predictive_density
-from torchngvi.stepsizes import Constant
 from torchngvi.theory.wu2024 import (
     limiting_variance,
     rate_bound,
 )
 
 F64 = torch.float64
-
-
-def logistic(rows=40, dim=2, seed=0):
-    X = randn(rows, dim, seed=seed)
-    return GeneralizedLinear(X, (X[:, 0] + randn(rows, seed=seed + 1) > 0).double())
-
-
-def exact_posterior(model):
-    q = NaturalGaussian(model.dim, dtype=F64)
-    VN(q, lr=1.0, step_size=Constant()).step(model)
-    return q
 
 
 class TestStudies:

@@ -135,6 +135,7 @@ class TestSteps:
             assert steps[geometry, "Price"] < steps[geometry, "reparametrised"] or steps[geometry, "reparametrised"] < 0
 
 
+@pytest.mark.accuracy
 def test_studies_run_and_draw_from_their_log(tmp_path, capsys):
     short = {
         "geometries": {"dims": (2,), "kappas": (1.0,), "inverse_gaps": (1,), "gap": 1.0, "runs": 2, "limit": 20},

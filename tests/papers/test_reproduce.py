@@ -221,6 +221,7 @@ def test_the_module_lists_what_the_command_lists(capfd):
     assert refused.stderr.startswith("torchngvi: error: there is no experiment 'srvn-fig33'. Did you mean")
 
 
+@pytest.mark.accuracy
 def test_another_package_of_examples_comes_first(tmp_path):
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "__init__.py").write_text("")

@@ -113,9 +113,6 @@ def slope(theta):
     return torch.func.grad(log_joint)(theta)
 
 
-# ------------------------------------------------------------------------------- matrices
-
-
 class TestMatrices:
     """vech, K, L, D, N, and the Fisher matrix of a root (Tan, Lemmas 1 and 4)."""
 
@@ -262,6 +259,7 @@ class TestGoldenValues:
 class TestLiteralAlgorithms:
     """Five steps of the library are five iterations as printed, and with the corrected log-diagonal lines."""
 
+    @pytest.mark.sparse(5)
     @forms
     @naturals
     @logs
@@ -321,6 +319,7 @@ class TestCoordinates:
         if name != "diagonal":
             assert float(gradient.matrix.triu(1).abs().max()) == 0
 
+    @pytest.mark.sparse(5)
     @rooted
     @naturals
     @batches_at
@@ -414,9 +413,6 @@ class TestDivergence:
         at = coordinates.flat(m, V)
         hessian = torch.autograd.functional.hessian(lambda x: reference.gaussian_kl(*coordinates.moments(x), m, V), at)
         close(hessian, reference.fisher(coordinates, at), IDENTITY)
-
-
-# ------------------------------------------------------------------------------- estimators
 
 
 class TestPathDerivative:
@@ -560,6 +556,7 @@ class TestSnngm:
             q.assign(new, torch.ones(q.batch_shape, dtype=torch.bool))
         return trail
 
+    @pytest.mark.sparse(7)
     @rooted
     @batches
     @pytest.mark.parametrize("norm", ["euclidean", "riemannian"])
@@ -803,9 +800,6 @@ class TestMomentum:
             opt.step(model)
         assert start > 0.2
         assert q.kl(best).item() < 0.01
-
-
-# ------------------------------------------------------------------------------- stopping
 
 
 class TestSlopeStop:

@@ -114,9 +114,6 @@ dims = pytest.mark.parametrize("dim", [1, 2, 4])
 gammas = pytest.mark.parametrize("gamma", [0.3, 1.0, 2.0])
 
 
-# ----------------------------------------------------------------------------------------- convexity
-
-
 class TestConvexity:
     """Section 3.6: E_q[ℓ] is convex in (m, C); in which other coordinates it is, and is not."""
 
@@ -278,6 +275,7 @@ class TestLemma1:
 class TestLemma2:
     """norm² ≥ δ λ_min(V) (L - L*): μ = δλ_min/2 in norm² ≥ 2μ(L - L*)."""
 
+    @pytest.mark.sparse(7)
     @families
     @dims
     @gammas
@@ -302,14 +300,12 @@ class TestLemma2:
         close(q.norm2(q.local(packet)), torch.tensor(norm2, dtype=DTYPE), EXACT)
 
 
-# ---------------------------------------------------------------------------------------------- flows
-
-
 class TestTheorem1:
     """Along the flow (15): dL/dt = -norm², gap ≤ e^{-2μt} gap_0, and e^{2μt} gap decreases (Eq 46)."""
 
     TIMES = [0.05 * i for i in range(81)]
 
+    @pytest.mark.sparse(3)
     @families
     @pytest.mark.parametrize("scale", [0.3, 2.0])
     def test_the_rate(self, family, scale):
@@ -333,6 +329,7 @@ class TestTheorem1:
             q = CholeskyGaussian(3, (8,), mean=flow.mean[2], scale=root)
             close(slope, -problems.norm2(q), 1e-5)
 
+    @pytest.mark.sparse(2)
     @gammas
     def test_a_priori_bounds_on_the_precision(self, gamma):
         """min(λ_min(S_0), δ/γ) ≤ S_t ≤ max(λ_max(S_0), M/γ)."""
@@ -343,9 +340,6 @@ class TestTheorem1:
         smallest, largest = (1 / x for x in reversed(eigenvalues(q)))
         assert bool((S[..., 0] >= torch.minimum(smallest, problems.delta / gamma) * (1 - 1e-9)).all())
         assert bool((S[..., -1] <= torch.maximum(largest, problems.M / gamma) * (1 + 1e-9)).all())
-
-
-# ------------------------------------------------------------------------------------------ quadratics
 
 
 class TestQuadratics:
@@ -444,6 +438,7 @@ def sound_step(problems, q, rule=SRVN, share=0.2):
 
 
 class TestTheorem2:
+    @pytest.mark.sparse(5)
     @families
     @dims
     @gammas
@@ -610,12 +605,10 @@ class TestStepSizeOfTheory:
             assert theory.iterations_to(float(g), float(start), float(r)) >= 60
 
 
-# ------------------------------------------------------------------------------------------ Theorem 3
-
-
 class TestTheorem3:
     """Biased oracles ĝ = g + b_g, Ĥ = H + b_H: descent up to ½ρ b_gᵀV b_g + ¼ρ ‖Cᵀb_H C‖²_F."""
 
+    @pytest.mark.sparse(7)
     @families
     @dims
     @gammas
@@ -680,9 +673,6 @@ class TestTheorem3:
         assert gap <= 0.5 * rho * bias**2 / a + 1e-15  # the sound form
 
 
-# ---------------------------------------------------------------------------------- where iterates stay
-
-
 class TestRegions:
     @dims
     @gammas
@@ -699,6 +689,7 @@ class TestRegions:
         assert torch.equal(ok, printed)  # a step that turns a sign is not taken
         assert bool((new.matrix.diagonal(dim1=-2, dim2=-1) > 0)[ok].all())
 
+    @pytest.mark.sparse(5)
     @families
     @gammas
     @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
@@ -715,6 +706,7 @@ class TestRegions:
             assert bool((precision[0] >= low).all())
             assert bool((precision[1] <= high).all())
 
+    @pytest.mark.sparse(3)
     @pytest.mark.parametrize("share", [0.2, 0.02])
     @families
     def test_srvn_stays_between_the_curvatures(self, family, share):
@@ -750,9 +742,6 @@ class TestRegions:
         assert seen.lambda_max <= seen.xi_u**2
 
 
-# ------------------------------------------------------------------------------------------ temperature
-
-
 class TestTemperature:
     def test_hot(self):
         """γ → ∞: q tends to the prior, at the rate 1/γ."""
@@ -785,6 +774,7 @@ class TestTemperature:
         for before, after in zip(errors, errors[1:], strict=False):
             assert 0.05 < after / before < 0.2
 
+    @pytest.mark.sparse(2)
     @dims
     def test_variational_optimisation(self, dim):
         """γ = 0: min ℓ ≤ E_q[ℓ] for every q, and SR-VN contracts C to a point at the minimum."""

@@ -200,11 +200,11 @@ def test_a_gaussian_posterior_is_found():
 
 
 @functools.cache
-def fitted():
-    """A guide of the schools, of which each test takes a copy, and the result of its fit."""
+def fitted(model=schools):
+    """A guide, of which each test takes a copy, and the result of its fit."""
     pyro.set_rng_seed(0)
-    guide = AutoMarginal(schools)
-    return guide, fit_guide(schools, guide, Y, options=QUIET)
+    guide = AutoMarginal(model)
+    return guide, fit_guide(model, guide, Y, options=QUIET)
 
 
 def test_the_scale_of_groups_is_wider_than_in_one_gaussian():
@@ -412,16 +412,8 @@ def wide_schools(y):
         pyro.sample("y", dist.Normal(theta, S), obs=y)
 
 
-@functools.cache
-def refined():
-    """A guide whose q is bent, and the result of its fit."""
-    pyro.set_rng_seed(0)
-    guide = AutoMarginal(wide_schools)
-    return guide, fit_guide(wide_schools, guide, Y, options=QUIET)
-
-
 def test_the_verdict_of_a_refined_guide_is_on_the_fan():
-    guide, result = refined()
+    guide, result = fitted(wide_schools)
     assert guide.refined is not None
     assert (result.verdict.family, result.verdict.word) == ("a fan of Gaussians", "fits")
     assert "q is the best Gaussian, and a fan of Gaussians fits." in str(result)
@@ -441,7 +433,7 @@ def test_the_draws_of_a_refined_guide_are_those_of_the_posterior():
     share = log_p.softmax(0)
     centre = (share * log_tau).sum()
     sd = (share * (log_tau - centre).square()).sum().sqrt()
-    guide, _ = refined()
+    guide, _ = fitted(wide_schools)
     assert guide.posterior.stddev[1] < 0.85 * sd
     draws = guide.draw(4000)[:, 1]
     assert abs(float(draws.mean() - centre)) < 0.08 * sd
@@ -450,7 +442,7 @@ def test_the_draws_of_a_refined_guide_are_those_of_the_posterior():
 
 
 def test_a_refined_guide_is_saved_and_copied():
-    guide, _ = refined()
+    guide, _ = fitted(wide_schools)
     other = AutoMarginal(wide_schools).setup(Y)
     other.load_state_dict(guide.state_dict())
     theta = torch.randn(5, 2, dtype=torch.float64)

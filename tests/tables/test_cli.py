@@ -526,9 +526,6 @@ def test_runs_are_compared(ship, capsys):
     assert "compare is of two runs or more" in capsys.readouterr().err
 
 
-# ------------------------------------------------------------------------------------ settings
-
-
 class TestSettings:
     def test_flags_override_the_file(self):
         Path("a.toml").write_text('data = "iris"\nsuccess = "setosa"\nseed = 3\n')

@@ -403,22 +403,13 @@ class TestRefusals:
             ("Surv(time, y) ~ x", r"has Surv\(\.\.\).* Write censored\(time, event\)"),
             ("y | trials(n) ~ x", r"has a bar in its response\. Write prop\(successes, trials\)"),
             ("y ~ x + prop(y, n)", r"has prop within another term; it stands alone, as the response"),
-        ],
-    )
-    def test_formulas(self, table, formula, sentence):
-        with pytest.raises(InputError, match=sentence):
-            made(formula, table)
-
-    @pytest.mark.parametrize(
-        ("formula", "sentence"),
-        [
             ("y ~ 2*x", r"has the number 2 as a term, or as a factor of one. .* I\(2 \* x\)"),
             ("y ~ x + (2:x | group)", "has the number 2"),
             ("weighted(y, n) ~ x", r"has weighted\(..\) on the left.* Write y alone, and hand in weights="),
             ("truncated(y, 0, 1) ~ x", r"has truncated\(..\) on the left.* A truncated outcome is not there"),
         ],
     )
-    def test_parts_of_others(self, table, formula, sentence):
+    def test_formulas(self, table, formula, sentence):
         with pytest.raises(InputError, match=sentence):
             made(formula, table)
 

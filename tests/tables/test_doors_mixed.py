@@ -25,9 +25,6 @@ from torchngvi.tables import mixed  # noqa: E402
 QUICK = {"progress": False, "draws": 400}
 
 
-# ------------------------------------------------------------------------------------ the density of the default prior
-
-
 class TestDensity:
     def test_one_standard_deviation_is_normalised(self):
         """∫ p(ω) dω = 1 over ω = -log τ, in any unit."""
@@ -178,9 +175,6 @@ class TestNoSpread:
 
     def test_a_spread_that_is_there(self):
         assert "may be 0" not in str(flat(1, "gaussian", 1.0).fit(**QUICK))
-
-
-# ------------------------------------------------------------------------------------ sleepstudy
 
 
 class TestSleepstudy:
@@ -349,9 +343,6 @@ class TestWithoutIntercept:
         sd = model.priors.coefficients[0].sd * x.std(correction=0)
         close(sd, 2.5 * y.square().mean().sqrt(), 1e-9)
         assert abs(float(model.fit(**QUICK).summary().fixed.mean) - 40) < 1.5
-
-
-# ------------------------------------------------------------------------------------ what is explicit
 
 
 class TestExplicit:

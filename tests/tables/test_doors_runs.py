@@ -187,9 +187,6 @@ def test_as_many_hostile_formulas_as_are_promised():
     assert len(list(itertools.product(PLACES, PAYLOADS))) >= 300
 
 
-# ------------------------------------------------------------------------------------ the cache of the kernels
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="who can write to a folder is not known on Windows")
 class TestCache:
     @pytest.fixture
