@@ -18,6 +18,7 @@ _MERGED: dict[str, str] = {
     "adapters.gpytorch.distribution": "checkpoints covariances lent memory",
     "adapters.gpytorch.epochs": "natural_steps settings",
     "adapters.gpytorch.starts": "inducing scales second_start",
+    "adapters.gpytorch.training": "refinement results",
     "adapters.pyro.batching": "enumeration",
     "adapters.pyro.distribution": "owned",
     "adapters.pyro.fitting": "held location_scale passes",
