@@ -23,7 +23,6 @@ import torchngvi
 from torchngvi.app.settings import GONE, Settings, parser, read_toml, settings_from
 from torchngvi.cli import main
 from torchngvi.extras import install
-from torchngvi.tables.model import regression
 
 pytest.importorskip("formulae")
 
@@ -277,21 +276,6 @@ def test_two_numbers_are_classes(capsys):
     found = torchngvi.load("runs/a").predict(pd.DataFrame({"x": [-2.0, 2.0]}))
     assert found["class"].tolist() == ["1", "2"]
     assert list(found) == ["class", "probability", "low", "high", "new_groups"]
-
-
-def test_the_tutorial_of_a_mixed_model():
-    """The command is the model of the page, with the same numbers as in Python."""
-    draw = np.random.default_rng(0)
-    visits = pd.DataFrame({"week": np.tile(np.arange(5.0), 60), "patient": np.repeat(np.arange(60), 5)})
-    rate = np.exp(1.0 - 0.2 * visits.week + 0.5 * draw.normal(size=60)[visits.patient])
-    visits["seizures"] = draw.poisson(rate)
-    visits.to_csv("visits.csv", index=False)
-    formula = "seizures ~ week + (1 | patient)"
-    assert run("--data", "visits.csv", "--formula", formula, "--likelihood", "poisson") == 0
-    fixed = regression(formula, visits, "poisson").fit(seed=42, progress=False).summary().fixed
-    table = coefficients("runs/visits")
-    np.testing.assert_allclose(table["mean"][:2], fixed.mean.numpy(), rtol=1e-6)
-    np.testing.assert_allclose(table["mean"][:3], [1.078, -0.1873, 0.417], atol=0.02)  # of the page
 
 
 class TestPriors:

@@ -124,6 +124,8 @@ class TestAYear:
         main(["fit", "--data", f"{tmp_path}/years.csv", "--formula", FORMULAS[0], "--out", f"{tmp_path}/run"])
         rows = pd.read_csv(tmp_path / "run/coefficients.csv").set_index("name")
         assert rows.loc["year", "mean"] == pytest.approx(within_groups(years), abs=0.005)
+        fixed = mixed(FORMULAS[0], years).fit(seed=42, progress=False).summary().fixed  # the same as in Python
+        np.testing.assert_allclose(rows["mean"][: len(fixed.names)], fixed.mean.numpy(), rtol=1e-6)
         assert "per sd of a column" in json.loads((tmp_path / "run/summary.json").read_text())["priors"]
         printed = " ".join(capsys.readouterr().out.replace("│", " ").split())
         assert "priors fixed effects N(0, 3.63^2) per sd of a column" in printed
