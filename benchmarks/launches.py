@@ -1,29 +1,48 @@
 """How many kernels a step launches on a device: counted on the CPU, with tensors that pass for a GPU's.
 
-    python -m benchmarks.launches [--each]
+    python -m benchmarks.launches [--each] [--bytes] [--compiled]
 
 An operation of torch is one launch, views and allocations left out, whose number does not depend on how many rows there
-are.  The regressions have 500 rows of 30 coefficients, the sparse Gaussian process 20 inducing points.  ``--each``
-names the operations of a row, the most frequent first.
+are up to 262,144.  The regressions have 500 rows of 30 coefficients, a batch of them 100 members of 100 rows and 10
+coefficients, the forest is 100 groups of 5 rows with an intercept each, the sparse Gaussian process has 20 inducing
+points.  ``--each`` names the operations of a row, the most frequent first; ``--bytes`` adds what they read and write,
+in MB, with 100,000 rows, 10,000 members and 100,000 groups.
+
+``--compiled`` prints the calls of the code that inductor makes of an evaluation and of steps on this machine's
+processor, in about a minute: its own kernels, of which each is one or more loops, and those of libraries.
 """
 
 import argparse
+import re
 from collections import Counter
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from benchmarks.waits import Far, far
-from torchngvi import NGVI, SRVN, VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG
+from torchngvi import (
+    NGVI,
+    SRVN,
+    VN,
+    CholeskyGaussian,
+    GeneralizedLinear,
+    NaturalGaussian,
+    NewtonCG,
+    PrecisionCholeskyGaussian,
+)
 from torchngvi.expectations import Quadrature
 from torchngvi.ifvb import IFVB, MeanFieldGaussian
+from torchngvi.models import TractableFactors
 from torchngvi.numerics.gaussian_integrals import softplus
+from torchngvi.optim import CapturedStep
+from torchngvi.structures import arrow
 
 DTYPE, ROWS, DIM = torch.float64, 500, 30
 
 
 class Launches(TorchDispatchMode):
-    """Counts the operations that are neither views nor allocations."""
+    """Counts the operations that are neither views nor allocations, and the bytes that these read and write."""
 
     NONE = frozenset(
         ("_record_function_enter_new", "_record_function_exit", "_reshape_alias", "_unsafe_view", "alias", "as_strided")
@@ -34,55 +53,95 @@ class Launches(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.counts = Counter()
+        self.counts, self.bytes = Counter(), 0
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         name = function._overloadpacket.__name__
+        result = function(*arguments, **(keywords or {}))
         if name not in self.NONE:
             self.counts[name] += 1
-        return function(*arguments, **(keywords or {}))
+            tensors = [x for x in tree_leaves((arguments, keywords, result)) if isinstance(x, torch.Tensor)]
+            self.bytes += sum(touched(x) for x in tensors if x.layout is torch.strided)
+        return result
+
+
+def touched(x):
+    """The bytes of a tensor, each place once where it is expanded."""
+    sizes = [size for size, stride in zip(x.shape, x.stride(), strict=True) if stride or size == 0]
+    return torch.Size(sizes).numel() * x.element_size()
 
 
 def count(call, before=0):
-    """The launches of a call, by operation, after it was made a few times."""
+    """The launches of a call, after it was made a few times."""
     for _ in range(before):
         call()
     with Launches() as launches:
         call()
-    return launches.counts
+    return launches
 
 
-def regression():
+def regression(rows=ROWS):
     generator = torch.Generator().manual_seed(0)
-    X = torch.randn(ROWS, DIM, generator=generator, dtype=DTYPE)
-    y = (X[:, 0] + torch.randn(ROWS, generator=generator, dtype=DTYPE) > 0).double()
-    return far(GeneralizedLinear(X, y, classes=(0, 1)))
+    X = torch.randn(rows, DIM, generator=generator, dtype=DTYPE)
+    y = (X[:, 0] + torch.randn(rows, generator=generator, dtype=DTYPE) > 0).double()
+    return GeneralizedLinear(X, y, classes=(0, 1))
 
 
-def moments():
-    e = torch.linspace(-3, 3, ROWS, dtype=DTYPE).as_subclass(Far)
+def moments(rows=ROWS):
+    e = torch.linspace(-3, 3, rows, dtype=DTYPE).as_subclass(Far)
     return count(lambda: softplus(e, e.square()), 1)
 
 
-def evaluation():
-    q, model = far(CholeskyGaussian(DIM, dtype=DTYPE)), regression()
+def evaluation(rows=ROWS):
+    q, model = far(CholeskyGaussian(DIM, dtype=DTYPE)), far(regression(rows))
     with torch.no_grad():
         return count(lambda: Quadrature()(q, model), 1)
 
 
 def step(method, kind=CholeskyGaussian, **options):
     """An ordinary step of a method, after those that fill its memory."""
-    opt, model = method(far(kind(DIM, dtype=DTYPE)), **options), regression()
-    return count(lambda: opt.step(model), 8)
+
+    def measure(rows=ROWS):
+        opt, model = method(far(kind(DIM, dtype=DTYPE)), **options), far(regression(rows))
+        return count(lambda: opt.step(model), 8)
+
+    return measure
 
 
-def ifvb():
-    opt, model = IFVB(MeanFieldGaussian(torch.zeros(2 * DIM, dtype=DTYPE)), lr=0.1), regression()
+def ifvb(rows=ROWS):
+    opt = IFVB(far(MeanFieldGaussian(torch.zeros(2 * DIM, dtype=DTYPE))), lr=0.1)
+    model = far(regression(rows))
     return count(lambda: opt.step(model), 3)
 
 
-def svgp():
-    """A step of q and of Adam in a loop of GPyTorch's own, with a Bernoulli likelihood."""
+def block(rows=ROWS):
+    """Eight masked steps between two looks of the host."""
+    step = CapturedStep(VN(far(CholeskyGaussian(DIM, dtype=DTYPE))), far(regression(rows)), tolerance=1e-3)
+    return count(lambda: [step() for _ in range(8)], 1)
+
+
+def batch(members=100):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(members, 100, 10, generator=generator, dtype=DTYPE)
+    y = (X[..., 0] + torch.randn(members, 100, generator=generator, dtype=DTYPE) > 0).double()
+    opt = VN(far(CholeskyGaussian(10, (members,), dtype=DTYPE)))
+    model = far(GeneralizedLinear(X, y, classes=(0, 1)))
+    return count(lambda: opt.step(model), 8)
+
+
+def forest(groups=100):
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(groups, 5, 4, generator=generator, dtype=DTYPE)
+    X[..., 0] = 1.0
+    y = (X[..., 1] + torch.randn(groups, 5, generator=generator, dtype=DTYPE) > 0).double()
+    structure = arrow(groups=groups, local=1, globals=3)
+    target = TractableFactors(structure, [(0, far(GeneralizedLinear(X, y, classes=(0, 1))))])
+    opt = VN(far(PrecisionCholeskyGaussian(structure.dim, structure=structure, dtype=DTYPE)))
+    return count(lambda: opt.step(target), 8)
+
+
+def svgp(inside=False):
+    """A step of q and of Adam in a loop of GPyTorch's own, with a Bernoulli likelihood; or of it what is of q alone."""
     import gpytorch as gp
 
     from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, natural_optimizer
@@ -100,6 +159,9 @@ def svgp():
     y, model = (x[:, 0] > 0).double(), Model(x[::5].clone()).double().train()
     objective = gp.mlls.VariationalELBO(gp.likelihoods.BernoulliLikelihood().double(), model, len(x))
     natural, adam = natural_optimizer(objective, 0.1), torch.optim.Adam(model.hyperparameters(), 0.01)
+    distribution = model.variational_strategy._variational_distribution
+    model(x)  # which starts q
+    far(distribution.posterior)
 
     def loop():
         adam.zero_grad()
@@ -107,30 +169,82 @@ def svgp():
         natural.step()
         adam.step()
 
-    return count(loop, 3)
+    if not inside:
+        return count(loop, 3)
+    loop()
+    (-objective(model(x), y)).backward()
+    return count(lambda: (distribution(), natural.step()))
 
 
 TABLE = {
     "moments of logistic rows": moments,
     "evaluation": evaluation,
-    "step of VN, by trial": lambda: step(VN),
-    "step of VN, lr = 0.5": lambda: step(VN, lr=0.5),
-    "step of NewtonCG, by trial": lambda: step(NewtonCG),
-    "step of SRVN, lr = 0.5": lambda: step(SRVN, lr=0.5),
-    "step of NGVI, lr = 0.5": lambda: step(NGVI, NaturalGaussian, lr=0.5),
+    "step of VN, by trial": step(VN),
+    "step of VN, lr = 0.5": step(VN, lr=0.5),
+    "step of NewtonCG, by trial": step(NewtonCG),
+    "step of SRVN, lr = 0.5": step(SRVN, lr=0.5),
+    "step of NGVI, lr = 0.5": step(NGVI, NaturalGaussian, lr=0.5),
     "step of IFVB, lr = 0.1": ifvb,
+    "eight masked steps of VN, by trial": block,
+    "step of VN, by trial, of a batch": batch,
+    "step of VN, by trial, over a forest": forest,
     "step of a sparse Gaussian process, with Adam": svgp,
+    "of it, q and its step": lambda: svgp(inside=True),
 }
+LARGE = {"step of VN, by trial, of a batch": 10_000, "step of VN, by trial, over a forest": 100_000}
+ALONE = ("step of a sparse Gaussian process, with Adam", "of it, q and its step")
+
+
+# ------------------------------------------------------------------------------------------ compiled
+
+
+def compiled(call):
+    """Calls of inductor's code: its own kernels, loops within these, and kernels of libraries."""
+    from torch._inductor.utils import run_and_get_code
+
+    torch._dynamo.reset()
+    text = run_and_get_code(call)[1][0]
+    body = text[text.index("def call(") : text.index("runner = ")]
+    fused = re.findall(r"^ *cpp_fused\w*\(", body, re.MULTILINE)
+    loops = re.findall(r"^    \{$", text[: text.index("def call(")], re.MULTILINE)
+    other = re.findall(r"= torch\.ops\.\S+\(|^ *extern_kernels\.\w+\(", body, re.MULTILINE)
+    return len(fused), len(loops), len(other)
+
+
+def graphs():
+    model = regression()
+
+    def captured(**options):
+        return CapturedStep(VN(CholeskyGaussian(DIM, dtype=DTYPE), **options), model, backend="inductor")
+
+    q = CholeskyGaussian(DIM, dtype=DTYPE)
+    evaluate = torch.compile(lambda: Quadrature()(q, model), fullgraph=True)
+    with torch.no_grad():
+        yield "evaluation", evaluate
+    yield "step of VN, by trial", captured()
+    yield "step of VN, lr = 0.5", captured(lr=0.5)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--each", action="store_true")
+    parser.add_argument("--bytes", action="store_true")
+    parser.add_argument("--compiled", action="store_true")
     asked = parser.parse_args()
-    print("| what | launches |\n| --- | --- |")
+    if asked.compiled:
+        print("| what | calls | own kernels | loops in them | of libraries |\n| --- | --- | --- | --- | --- |")
+        for name, call in graphs():
+            fused, loops, other = compiled(call)
+            print(f"| {name} | {fused + other} | {fused} | {loops} | {other} |", flush=True)
+        return
+    print("| what | launches | MB |\n| --- | --- | --- |" if asked.bytes else "| what | launches |\n| --- | --- |")
     for name, measure in TABLE.items():
-        counts = measure()
-        print(f"| {name} | {sum(counts.values())} |")
+        counts = measure().counts
+        cells = [name, f"{sum(counts.values())}"]
+        if asked.bytes:
+            large = measure() if name in ALONE else measure(LARGE.get(name, 100_000))
+            cells.append(f"{large.bytes / 1e6:,.3g}")
+        print(f"| {' | '.join(cells)} |", flush=True)
         if asked.each:
             print(", ".join(f"{each} {number}" for each, number in counts.most_common()))
 

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import types
 import warnings
 
 import pytest
@@ -488,25 +487,26 @@ def test_several_limits_keep_the_bound():
 
 
 def test_an_accelerator_is_not_waited_for(monkeypatch):
-    """Counts are copied behind a step and read at a later one, once they have arrived; meanwhile no others are sent."""
+    """Steps are sent together and counted later, once they have arrived; meanwhile no others are sent."""
 
     class Late:
-        sent = 0
+        sizes = []
 
-        def __init__(self, counts):
-            Late.sent += 1
-            self.counts, self.asked = counts.values, 0
+        def __init__(self, numbers):
+            Late.sizes.append(len(numbers))
+            self.numbers, self.asked = numbers.tolist(), 0
 
         def read(self):
             self.asked += 1
-            return self.counts if self.asked == 3 else None
+            return self.numbers if self.asked == 2 else None
 
     monkeypatch.setattr(evaluating, "Fetched", Late)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
-    pending, seen = None, []
-    for step in range(8):
-        counts = types.SimpleNamespace(is_cpu=False, is_cuda=True, values=[float(step), 0.0])
-        known, pending = evaluating.read_later(counts, pending)
-        seen.append(known)
-    assert seen == [None, None, None, [0.0, 0.0], None, None, [3.0, 0.0], None]
-    assert Late.sent == 3
+    q, opt, behind, seen = CholeskyGaussian(2), evaluating.Watch(), evaluating.Behind(), []
+    state = {"far": torch.tensor(torch.nan), "counts": torch.zeros(2)}
+    for step in range(10):
+        last = evaluating.Seen(torch.tensor(1.0), torch.ones(()), torch.tensor(step != 3), None, True)
+        seen.append([counts[0] for _, counts in behind.counted(opt, q, last, state)])
+    assert seen == [[], [], [], [], [1.0, 2.0, 3.0], [], [], [0.0, 1.0, 2.0], [], []]
+    assert Late.sizes == [9, 9, 9]
+    assert float(state["far"]) == 3e6
+    assert state["counts"].tolist() == [2.0, 0.0]

@@ -166,7 +166,8 @@ class Prior(NamedTuple):
 
     def expected_energy(self, frame: Frame) -> Tensor:
         """Compute E_q[-log p(θ)] = -log p(m) + ½ Σ_i Λ_ii V_ii, (*batch,), differentiable in the frame."""
-        return self._energy((frame.mean - self.mean).square() + frame.variance)
+        away = frame.mean - self.mean
+        return self._energy(torch.addcmul(frame.variance, away, away))
 
     def _energy(self, square: Tensor) -> Tensor:
         return 0.5 * (self.precision * square - torch.log(self.precision / (2 * torch.pi))).sum(-1)

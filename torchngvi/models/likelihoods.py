@@ -16,6 +16,7 @@ from torchngvi.arguments import read_number
 from torchngvi.errors import InputError
 from torchngvi.messages import full_name
 from torchngvi.numerics import special as normal_tail
+from torchngvi.numerics.arrays import less_product
 from torchngvi.numerics.gaussian_integrals import Moments, expectation, log1p_square, softplus, softplus_bends
 
 ExpectedSoftplus = Callable[[Tensor, Tensor], Moments]  # e, v -> E[log(1 + eˣ)] under N(e, v)
@@ -119,9 +120,8 @@ class BernoulliLogit(Likelihood):
     def expected(self, mean: Tensor, variance: Tensor, y: Tensor, softplus: ExpectedSoftplus = softplus) -> Moments:
         """Return the moments of a softplus (Kumar et al. 2025, Eq 18 with the sign of y corrected)."""
         # softplus(-yη), not softplus(η) - η: no cancellation for well classified rows
-        sign = -y
-        value, slope, curvature = softplus(sign * mean, variance)
-        return Moments(value, sign * slope, curvature)
+        value, slope, curvature = softplus(less_product(y, mean), variance)
+        return Moments(value, less_product(y, slope), curvature)
 
     def _bends(self, mean: Tensor, variance: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The derivatives of the curvature of `expected` in mean and variance."""

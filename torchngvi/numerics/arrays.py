@@ -1,5 +1,6 @@
-"""Arrays and tables of other libraries, and numbers that are brought to the host."""
+"""Arrays and tables of other libraries, and numbers that stay on a device or are brought to the host."""
 
+import functools
 import math
 from typing import Any
 
@@ -50,6 +51,18 @@ def array_of(table: Any) -> Any:
     if columns is None and getattr(getattr(table, "dtype", None), "kind", "O") not in _NUMERIC:
         raise InputError(f"it is of text or other things that are no numbers; {_REMEDY}")
     return table.to_numpy(dtype="float64", na_value=math.nan)  # pandas.NA, or truth values beside numbers
+
+
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # it may be differentiated later
+def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A number, 0-d, kept on its device for later calls, to read only."""
+    return torch.full((), value, dtype=dtype, device=device)
+
+
+def less_product(x: Tensor, y: Tensor) -> Tensor:
+    """Multiply two tensors and -1, by one kernel."""
+    return torch.addcmul(constant(0.0, y.dtype, y.device), x, y, value=-1)
 
 
 # Numbers brought to the host: together, since each transfer waits for the device, or later, without a wait

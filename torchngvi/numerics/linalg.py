@@ -26,7 +26,7 @@ def cholesky(
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked."""
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
     # a NaN or an infinity anywhere reaches the diagonal, which is positive elsewhere
-    return factor, (info == 0) & (factor.diagonal(dim1=-2, dim2=-1).sum(-1) < torch.inf)
+    return factor, info < (factor.diagonal(dim1=-2, dim2=-1).sum(-1) < torch.inf)  # 0 < 1, and else not
 
 
 def reverse_cholesky(
@@ -59,10 +59,7 @@ def eigh(
 def triangular_inverse(
     lower: Tensor,  # (*batch, D, D), lower triangular
 ) -> Tensor:
-    """Invert a lower triangular matrix by substitution in blocks.
-
-    [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]
-    """
+    """Invert a lower triangular matrix by blocks: [A 0; B D]⁻¹ = [A⁻¹ 0; -D⁻¹ B A⁻¹ D⁻¹]."""
     size = lower.shape[-1]
     if size <= _SMALL or lower.device.type != "cpu":
         eye = torch.eye(size, dtype=lower.dtype, device=lower.device)
@@ -140,10 +137,7 @@ def _put_both(product: Tensor, start: int, end: int, block: Tensor) -> None:
 def tril_half(
     matrix: Tensor,  # (*batch, D, D)
 ) -> Tensor:
-    """Take the strictly lower part of a matrix and half of its diagonal, tril½[A].
-
-    For a symmetric A, tril½[A] + tril½[A]ᵀ = A (Kumar et al. 2025, Eq 13; the double bar of Tan 2025).
-    """
+    """Take the strictly lower part and half of the diagonal, tril½[A]: of a symmetric A it is A with its transpose."""
     lower = matrix.tril()
     lower.diagonal(dim1=-2, dim2=-1).mul_(0.5)
     return lower
@@ -165,12 +159,7 @@ def shortest_fit(
     design: Tensor,  # (*batch, n, D)
     right: Tensor,  # (*batch, n, R)
 ) -> Tensor:  # (*batch, D, R)
-    """Find the shortest solution c of min |A c - y|, by singular values of the columns brought to length 1.
-
-    >>> A = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> shortest_fit(A, torch.tensor([[1.0], [3.0]])).round(decimals=4).tolist()
-    [[2.0], [0.0]]
-    """
+    """Find the shortest solution c of min |A c - y|, by singular values of the columns brought to length 1."""
     size = design.square().sum(-2, keepdim=True).sqrt()
     good = size.isfinite() & (size > 0)
     scaled = torch.where(good, design / size, 0.0)
@@ -189,11 +178,6 @@ def anderson(
 
     It is G(x_n) - ΔG c with c = argmin |f_n - ΔF c| over the differences Δ of successive images and residuals f (Walker
     and Ni 2011); G(x_n) where that is not finite.
-
-    >>> slow = torch.tensor([0.9, 0.5], dtype=torch.float64)  # G(x) = 0.9 x in one coordinate, 0.5 x in the other
-    >>> x = [slow**0, slow, slow**2]
-    >>> bool(anderson(x, [(slow - 1) * point for point in x]).abs().max() < 1e-5)
-    True
     """
     x, f = (torch.stack(list(parts), 1) for parts in (points, residuals))
     df = f.diff(dim=1)
@@ -206,10 +190,6 @@ def anderson(
 
 
 def column_rank(Z: Tensor) -> int:
-    """The rank of columns that are brought to length 1 before, so that their units do not matter.
-
-    >>> column_rank(torch.tensor([[1.0, 1e-9], [0.0, 1e-9]]))
-    2
-    """
+    """The rank of columns that are brought to length 1 before, so that their units do not matter."""
     lengths = torch.linalg.vector_norm(Z, dim=0)
     return int(torch.linalg.matrix_rank(Z / lengths.clamp_min(torch.finfo(Z.dtype).tiny)))

@@ -19,12 +19,7 @@ _T = TypeVar("_T")
 
 
 def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions.
-
-    >>> with torch.inference_mode():
-    ...     tracked(torch.ones)(2).is_inference(), torch.ones(2).is_inference()
-    (False, True)
-    """
+    """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions."""
 
     @functools.wraps(function)
     def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:

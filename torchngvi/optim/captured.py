@@ -87,16 +87,18 @@ class CapturedStep:
                 "q or the state of the optimizer was changed since the last call, by a step, a load or a write; "
                 "what is held of both is of before. Make a new CapturedStep."
             )
+        optimizer = self.optimizer
+        before = optimizer.evaluations, optimizer.gradients, optimizer.values
+        self._unknown()
         with FullPrecision(self.q.mean_probe.device.type):
-            if not on_cuda or self.calls < _EAGER:
-                self._apart(on_cuda)
+            if on_cuda:
+                self._on_cuda()
             else:
-                if self._graph is None:
-                    self._graph = self._captured()
-                self._graph.replay()
+                self._body()
+        optimizer.evaluations, optimizer.gradients, optimizer.values = before
         self.calls += 1
-        self.optimizer._count(self._cost)
-        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether step was called
+        optimizer._count(self._cost)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # torch's schedulers ask whether step was called
         self._unknown()
         self._left = self._written()
 
@@ -139,7 +141,7 @@ class CapturedStep:
         optimizer, target = self.optimizer, self.target
         target.admit(self.q)
         zero = torch.zeros_like(self.q.mean_probe[..., 0])
-        self._row, self._done = torch.stack([zero] * 4), torch.zeros(1, dtype=torch.bool, device=zero.device)
+        self._row, self._done = torch.stack([zero] * 4), zero.new_zeros(1, dtype=torch.bool)
         leaves, shape = tree_flatten(optimizer._evaluated(target)[0] if optimizer.step_size.needs_trial else None)
         data = {id(tensor) for tensor in target.tensors()}
         self._packet, self._form = (
@@ -148,6 +150,7 @@ class CapturedStep:
         )
         self._places = _places(optimizer._state(0))
         self._state = [_Held(values[name]) for values, name in self._places]
+        self._old = [held.now().clone() for held in self._state]
 
     # -------------------------------------------------------------------------------- what the graph does
 
@@ -167,7 +170,8 @@ class CapturedStep:
             norm2 = heading.norm2()
             if self.tolerance > 0:
                 self._done.copy_((norm2 <= (self.tolerance * target.temperature) ** 2).all())
-            done, here, old = self._done[0], q.snapshot(), [held.now().clone() for held in self._state]
+            done, here, given = self._done[0], q.snapshot(), [held.now() for held in self._state]
+            torch._foreach_copy_(self._old, given)
             trial = optimizer._advance(
                 0, evaluation, heading, lambda: optimizer._evaluate_target(target, q), target.coupled
             )
@@ -176,16 +180,14 @@ class CapturedStep:
         rho, accepted = optimizer.last
         self._row.copy_(torch.stack([evaluation.loss, norm2, rho, (accepted & ~done).to(norm2.dtype)]))
         # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
-        new = [
-            torch.where(done, before, values[name]) for before, (values, name) in zip(old, self._places, strict=True)
-        ]
+        pairs = zip(self._old, self._places, strict=True)
+        new = [torch.where(done, before, values[name]) for before, (values, name) in pairs]
         held = list(self._state)
         for after, before in zip(tree_flatten(trial)[0], self._packet, strict=True):
             if isinstance(before, _Held):
                 new.append(torch.where(done, before.now(), after))
                 held.append(before)
-        for kept, value in zip(held, new, strict=True):
-            kept.now().copy_(value)
+        torch._foreach_copy_([kept.now() for kept in held], new)
         self._hold_state()
 
     def _written(self) -> list[tuple[int, int]]:
@@ -198,32 +200,24 @@ class CapturedStep:
         for (values, name), held in zip(self._places, self._state, strict=True):
             values[name] = held.now()
 
-    def _apart(self, on_cuda: bool) -> None:
-        """A step by Python; on CUDA on a stream of its own, as the capture wants it of those before."""
-        before = self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values
-        self._unknown()
-        if on_cuda:
-            device = self.q.mean_probe.device
+    def _on_cuda(self) -> None:
+        """A step by Python, on a stream of its own, as the capture wants it of those before; later by the graph."""
+        device = self.q.mean_probe.device
+        if self.calls < _EAGER:
             stream, here = torch.cuda.Stream(device), torch.cuda.current_stream(device)
             stream.wait_stream(here)
             with torch.cuda.stream(stream):
                 self._body()
             here.wait_stream(stream)
-        else:
-            self._body()
-        self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
-
-    def _captured(self) -> torch.cuda.CUDAGraph:
-        """The graph of a step, which is not run on the way."""
-        before = self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values
-        self._unknown()
-        graph = torch.cuda.CUDAGraph()
-        for generator in self.optimizer._generators().values():
-            graph.register_generator_state(generator)
-        with torch.cuda.device(self.q.mean_probe.device), torch.cuda.graph(graph):
-            self._body()
-        self.optimizer.evaluations, self.optimizer.gradients, self.optimizer.values = before
-        return graph
+            return
+        if self._graph is None:
+            graph = torch.cuda.CUDAGraph()
+            for generator in self.optimizer._generators().values():
+                graph.register_generator_state(generator)
+            with torch.cuda.device(device), torch.cuda.graph(graph):  # which runs nothing on the way
+                self._body()
+            self._graph = graph
+        self._graph.replay()
 
     def _unknown(self) -> None:
         """What was computed from q is not known any more: a graph does not count what it writes."""

@@ -271,61 +271,80 @@ UNWATCHED = Watch(rejections=torch.inf, climb=torch.inf, steep=torch.inf)  # of 
 class Seen(NamedTuple):
     """What is known of one step when it has been taken, or not."""
 
-    start: Evaluation
-    heading: Heading
+    value: Tensor  # the loss, or where it is not known the slope at ρ = 0, (*batch,)
     rho: Tensor  # (*batch,)
     refused: Tensor | None  # (*batch,), or None where every member was moved
     resting: Tensor | None  # the members that were to stay where they are, (*batch,)
     lossless: bool  # the loss is not known, as after loss.backward()
 
 
-def read_later(counts: Tensor, pending: Fetched | None) -> tuple[list[float] | None, Fetched | None]:
-    """Read counts on the CPU at once; on CUDA those of a step before, once they have arrived."""
-    if may_be_asked(counts):
-        return counts.tolist(), None
-    if not counts.is_cuda or torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
-        return None, pending
-    if pending is None:
-        return None, Fetched(counts)
-    known = pending.read()
-    return known, (Fetched(counts) if known is not None else pending)
+class Behind:
+    """Steps on CUDA, whose numbers are sent together behind them and counted by the host once they have arrived.
+
+    A step launches nothing for it and waits for nothing.
+    """
+
+    def __init__(self) -> None:
+        self._left: list[Seen] = []
+        self._sent: list[Seen] = []
+        self._coming: Fetched | None = None
+        self._known: State | None = None  # by the host
+
+    def counted(
+        self, watch: Watch, q: Posterior, last: Seen, state: State, together: int = 3
+    ) -> list[tuple[Seen, list[float]]]:
+        """Take in a step, send so many at least at once, and return the counts of those that have arrived since."""
+        self._left.append(last)
+        arrived = None if self._coming is None else self._coming.read()
+        found = [] if arrived is None else self._count(watch, q, arrived, state)
+        if self._coming is None and len(self._left) >= together:
+            rows = [row for x in self._left for row in (x.value, x.refused, x.resting) if row is not None]
+            self._coming = Fetched(torch.stack([state["far"], *state["counts"], *rows]))
+            self._sent, self._left = self._left, []
+        return found
+
+    def _count(self, watch: Watch, q: Posterior, arrived: list[Any], state: State) -> list[tuple[Seen, list[float]]]:
+        far, rejected, above, *rest = torch.tensor(arrived, dtype=torch.float64, device="cpu")
+        known = self._known or {"far": far, "counts": torch.stack([rejected, above])}
+        before, found, rows = dict(known), [], iter(rest)
+        for step in self._sent:
+            value = next(rows)
+            refused, resting = (None if mask is None else next(rows) > 0 for mask in (step.refused, step.resting))
+            counts = counted(watch, q, Seen(value, step.rho, refused, resting, step.lossless), known)
+            if counts is not None:
+                found.append((step, counts.tolist()))
+        self._known, self._coming = known, None
+        state.update({name: new.to(state[name]) for name, new in known.items() if new is not before[name]})
+        return found
 
 
-def counted(watch: Watch, q: Posterior, seen: Seen, state: State) -> Tensor | None:
-    """Count the steps in a row that were rejected, and those whose loss is far above the start."""
-    value, dim = seen.start.loss, q.structure.total_dim if q.framed else q.dim
-    if seen.lossless:
-        value = seen.heading.norm2() if q.framed else seen.heading.path.slope()
-    if not may_be_asked(value) or bool(state["far"].isnan().any()):
-        far = watch.steep * (value + dim) if seen.lossless else value + watch.climb * (value.abs() + dim)
+def counted(watch: Watch, q: Posterior, step: Seen, state: State, e: Expectation | None = None) -> Tensor | None:
+    """Count the steps in a row that were rejected, and those whose loss is far above the start, on the host."""
+    value, dim = step.value, q.structure.total_dim if q.framed else q.dim
+    if bool(state["far"].isnan().any()):
+        far = watch.steep * (value + dim) if step.lossless else value + watch.climb * (value.abs() + dim)
         state["far"] = torch.where(state["far"].isnan() & far.isfinite(), far, state["far"])
     high = value > state["far"]  # NaN is no step, and counted as such; an infinite draw says nothing of how far
-    if q.framed and fallen(seen, state):
-        high = high | ((value < -state["far"]) & (q.norm2(q.local(seen.start.e)) > watch.steep * dim))
-    if seen.refused is None and may_be_asked(high) and not bool(high.any()) and not bool(state["counts"].any()):
+    if q.framed and e is not None and not step.lossless and bool((value < -state["far"]).any()):  # as far below 0
+        high = high | ((value < -state["far"]) & (q.norm2(q.local(e)) > watch.steep * dim))
+    if step.refused is None and not bool(high.any()) and not bool(state["counts"].any()):
         return None
     rejected, above = state["counts"]
-    rejected = torch.zeros_like(rejected) if seen.refused is None else (rejected + 1) * seen.refused
+    rejected = torch.zeros_like(rejected) if step.refused is None else (rejected + 1) * step.refused
     enough = value.isfinite() & (value > watch.steep * state["far"])  # so far that one is enough
     more = 1 + (watch.steps - 1) * enough
     above = torch.where(high, above + more, (above - 1 / watch.memory).clamp_min(0.0))
     state["counts"] = torch.stack([rejected, above])
-    if seen.resting is not None:
-        rejected = torch.where(seen.resting, torch.inf, rejected)
+    if step.resting is not None:
+        rejected = torch.where(step.resting, torch.inf, rejected)
     return torch.stack([rejected.amin(), above.amax()])
-
-
-def fallen(seen: Seen, state: State) -> bool:
-    """Whether a loss that is known is as far below 0 as one that is far above its start is above it."""
-    loss = seen.start.loss
-    return not seen.lossless and may_be_asked(loss) and bool((loss < -state["far"]).any())
 
 
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
     """Warn of a run that diverges, once, and end one whose q stands still."""
     rejected, above = known
-    if not said and above >= watch.steps and not seen.lossless and bool((seen.start.loss < 0).all()):
-        warn_of_falling(method, float(seen.start.loss.max()))
+    if not said and above >= watch.steps and not seen.lossless and bool((seen.value < 0).all()):
+        warn_of_falling(method, float(seen.value.max()))
         said = True
     if not said and above >= watch.steps:
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
@@ -372,12 +391,7 @@ def settings(target: Target) -> tuple[object, ...]:
 
 
 class PosteriorOptimizer(torch.optim.Optimizer):
-    """A torch optimizer whose parameters are posteriors: param groups, the state of each posterior, copies and pickles.
-
-    It is the base of `NaturalGradientVI`, which adds the steps; use that class, or a method of `torchngvi.methods`.
-    A param group holds one posterior, and its state is a dict with one entry for each part (step size, estimator,
-    metric, momentum), made by the ``init`` of the part before the first step.
-    """
+    """A torch optimizer with a posterior a param group, whose state is a dict with one entry for each part."""
 
     rule: Rule
     step_size: StepSize
@@ -390,7 +404,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     _warned = False  # of a step that was not taken
     _diverges = False  # and that was said
     watch: Watch = Watch()
-    _pending: dict[int, Fetched | None]  # counts on their way from an accelerator
+    _pending: dict[int, Behind]  # steps on an accelerator that are not counted yet
     _asked_ranks = False
     _repeats = False  # the closure was seen to give the same loss twice
 
@@ -448,15 +462,18 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         """The number of steps that were not taken so far, over all posteriors and batch members."""
         return sum(int(s["rejections"].sum()) for s in self.state.values() if "rejections" in s)
 
-    def _look(self, index: int, seen: Seen) -> None:
-        """Count what goes wrong in a row, and say so where it is much."""
+    def _look(self, index: int, step: Seen, e: Expectation) -> None:
+        """Count what goes wrong in a row, and say so where it is much; a graph, and other devices, say nothing."""
         q, state = self.posteriors[index], self._state(index)["watch"]
-        counts = counted(self.watch, q, seen, state)
-        if counts is None:
+        if may_be_asked(q.mean_probe):
+            counts = counted(self.watch, q, step, state, e)
+            found = [] if counts is None else [(step, counts.tolist())]
+        elif not q.mean_probe.is_cuda or torch.cuda.is_current_stream_capturing():
             return
-        known, self._pending[index] = read_later(counts, self._pending.get(index))
-        if known is not None:
-            self._diverges = speak(self.watch, type(self).__name__, q, seen, known, self._diverges)
+        else:
+            found = self._pending.setdefault(index, Behind()).counted(self.watch, q, step, state)
+        for then, known in found:
+            self._diverges = speak(self.watch, type(self).__name__, q, then, known, self._diverges)
 
     # -------------------------------------------------------------------------------- state
 
@@ -566,11 +583,7 @@ def _checked_rate(lr: Any, q: Posterior) -> float | Tensor:
 
 
 class EvaluatingOptimizer(PosteriorOptimizer):
-    """A `PosteriorOptimizer` that evaluates a target at q: the loss, its gradient, and the path of the next step.
-
-    It is the base of `NaturalGradientVI`; its methods `evaluate`, `averaged` and `resample` are for loops such as
-    `torchngvi.fit`, which look at the norm of the gradient between two steps.
-    """
+    """A `PosteriorOptimizer` that evaluates a target at q: the loss, its gradient, and the path of the next step."""
 
     evaluations: int = 0
     gradients: int = 0  # of the log joint, one a draw; for a model, passes over its data

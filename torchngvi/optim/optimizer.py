@@ -32,6 +32,7 @@ from torchngvi.interfaces import (
     Estimator,
     Expectation,
     Framed,
+    Local,
     Metric,
     Momentum,
     Move,
@@ -49,7 +50,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.log_joint import FullPrecision, as_target, classify
-from torchngvi.numerics.arrays import anyone
+from torchngvi.numerics.arrays import anyone, constant
 from torchngvi.numerics.linalg import finite
 from torchngvi.numerics.versions import tracked
 from torchngvi.optim import evaluating, pairs
@@ -365,8 +366,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
         check_filled(self.posteriors)
         for index, q in enumerate(self.posteriors):
             with q.settled():
-                zero = torch.zeros_like(q.mean_probe[..., 0])
-                e = packet(q, zero, self.param_groups[index]["loss_scale"])
+                zero = constant(0.0, q.mean_probe.dtype, q.mean_probe.device).expand(q.batch_shape)
+                e = packet(q, zero, self.param_groups[index]["loss_scale"], self.rule.natural)
                 heading = self._heading(index, e)
                 self._advance(index, Evaluation(e.value, e), heading, None, resting=resting, lossless=True)
 
@@ -438,8 +439,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
             state["metric"].update(heading.memory)
             state["went"] = rho if everyone else rho.masked_fill(stays, 0.0)
         self.last = Report(rho, accepted)
-        if not self.step_size.needs_trial:
-            self._look(index, evaluating.Seen(start, heading, rho, refused, resting, lossless))
+        if not self.step_size.needs_trial and not torch.compiler.is_compiling():
+            slope = heading.norm2 if q.framed else heading.path.slope  # which is watched without a loss
+            value = slope() if lossless else start.loss
+            self._look(index, evaluating.Seen(value, rho, refused, resting, lossless), start.e)
         return result
 
     def _rho(self, q: Posterior, path: Path, lr: float | Tensor, state: State) -> Tensor:
@@ -506,12 +509,16 @@ def evaluated(
     return [Evaluation(e.value, e) for e in packets]
 
 
-def packet(q: Posterior, loss: Tensor, scale: float) -> Expectation:
+def packet(q: Posterior, loss: Tensor, scale: float, local: bool = False) -> Expectation:
     """The derivative of a whole loss, entropy included, from the gradients in the probes of q, which are used up."""
-    a, R = (torch.zeros_like(p) if p.grad is None else p.grad * scale for p in (q.mean_probe, q.root_probe))
+    probes = q.mean_probe, q.root_probe
+    a, R = torch._foreach_mul([torch.zeros_like(p) if p.grad is None else p.grad for p in probes], scale)
     q.drop_gradients()
-    W = q.structure.one_sided(R) + q.structure.eye(a)
-    return Expectation(loss * scale, Framed(a, W), 1.0, True, Cost(1, 0))
+    P = q.structure.one_sided(R)
+    derivative: Any = Local(a, P)  # rules of natural gradients ask q for no more
+    if not local:
+        loss, derivative = loss * scale, Framed(a, P + q.structure.eye(a))
+    return Expectation(loss, derivative, 1.0, True, Cost(1, 0))
 
 
 def check_one_loss_each(loss: Tensor, q: Posterior) -> None:

@@ -237,7 +237,8 @@ class Gaussian(ConvertibleGaussian):
         """Where the mean and all variances are finite, and these and the diagonal of the root positive, (*batch,)."""
         variance = self.structure.row_norms(root, self.upper)
         least = torch.minimum(variance, self.structure.diagonal(root))
-        return ((torch.maximum(variance, mean.abs()) < torch.inf) & (least > 0)).all(-1)
+        # ∞ times what is positive is ∞, and times nothing else
+        return (torch.hypot(variance, mean) < torch.inf * least).all(-1)
 
 
 def _spread(mine: Frame, other: Gaussian, batch: torch.Size) -> Tensor:

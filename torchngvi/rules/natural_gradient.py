@@ -15,6 +15,7 @@ from torchngvi.interfaces import (
     Rule,
     Tangent,
 )
+from torchngvi.numerics.arrays import less_product
 from torchngvi.structures import FullAlgebra
 
 # The natural gradient in q's own coordinates, λ' = λ - ρ F⁻¹∇L
@@ -175,7 +176,7 @@ class Retraction(Rule):
         def at(rho: Tensor) -> Congruence:
             step = structure.scaled(rho, local.P)
             N = eye + step + 0.5 * structure.matmul(step, step)
-            return Congruence(N, -rho[..., None] * structure.mv(N, local.a))
+            return Congruence(N, less_product(rho[..., None], structure.mv(N, local.a)))
 
         norm2 = q.norm2(local)
         return Path(at, lambda: norm2, lambda: norm2)
@@ -217,7 +218,7 @@ class Geodesic(Rule):
 
         def at(rho: Tensor) -> Congruence:
             N = structure.exp(structure.scaled(rho, local.P))
-            return Congruence(N, -rho[..., None] * structure.mv(N, local.a))
+            return Congruence(N, less_product(rho[..., None], structure.mv(N, local.a)))
 
         norm2 = q.norm2(local)
         return Path(at, lambda: norm2, lambda: norm2)

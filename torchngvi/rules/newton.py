@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_count
 from torchngvi.interfaces import Congruence, Expectation, Frame, Local, Path, Posterior, Root, Rule, once
+from torchngvi.numerics.arrays import less_product
 from torchngvi.rules.lengths import triangular_speed2
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
 from torchngvi.structures import FullAlgebra
@@ -44,7 +45,7 @@ class VariationalNewton(Rule):
         eye = q.structure.eye(local.a)
 
         def at(rho: Tensor) -> Congruence:
-            return Congruence(plus(q.structure, eye, rho, local.P), -rho[..., None] * local.a)
+            return Congruence(plus(q.structure, eye, rho, local.P), less_product(rho[..., None], local.a))
 
         norm2 = once(lambda: q.norm2(local))  # a constant step does not ask for it
         return Path(at, norm2, norm2)  # dL/dρ = -|∇L|²_F⁻¹

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchngvi.arguments import is_number, read_count, read_instance, read_number
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Path, StepSize, Trial, TrialStepSize
+from torchngvi.numerics.arrays import constant
 
 __all__ = [
     "Backtracking",
@@ -57,7 +58,9 @@ class Constant(StepSize):
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return the learning rate as ρ for every member, (*batch,)."""
-        return torch.ones_like(like) * lr if isinstance(lr, Tensor) else torch.full_like(like, lr)
+        if isinstance(lr, Tensor):
+            return torch.ones_like(like) * lr
+        return constant(lr, like.dtype, like.device).expand(like.shape)
 
 
 # A step that is a convex combination: ρ = lr, held to [0, 1]

@@ -147,14 +147,14 @@ class Squares(FullAlgebra):
         return self.dim * (self.shape[-1] + 1) // 2
 
     def eye(self, like: Tensor) -> Structured:
-        """Make the identity, with the batch, the dtype and the device of ``like``."""
-        eye = torch.eye(self.shape[-1], dtype=like.dtype, device=like.device)
+        """Return the identity, with the batch, the dtype and the device of ``like``, which is not to be written to."""
+        eye = _square(self.shape[-1], like.dtype, like.device)[0]
         return eye.expand(*like.shape[:-1], *self.shape)
 
     def one_sided(self, matrix: Structured) -> Structured:
         """Make the symmetric matrix that has these entries on and below the diagonal."""
-        half = linalg.tril_half(matrix)
-        return half + half.mT
+        below = _square(self.shape[-1], matrix.dtype, matrix.device)[1]
+        return torch.where(below, matrix, matrix.mT)
 
     def with_diagonal(self, matrix: Structured, new: Tensor) -> Structured:
         """Replace the diagonal of a copy of the matrix."""
@@ -164,14 +164,14 @@ class Squares(FullAlgebra):
 
     def flat(self, symmetric: Structured) -> Tensor:
         """Make a vector (*batch, `parameters`) of A, isometrically: its dot product with that of A' is ½⟨A, A'⟩_F."""
-        lower, shares, _, _ = _triangle(self.shape[-1], symmetric.dtype, symmetric.device)
+        lower, shares, _, _ = _constants(self.shape[-1], symmetric.dtype, symmetric.device)
         entries = _taken(symmetric.flatten(-2), lower) * shares
         return entries.flatten(1 - self.rank) if self.rank > 2 else entries
 
     def unflat(self, vector: Tensor) -> Structured:
         """Make the symmetric matrix of such a vector: the inverse of `flat`."""
         size = self.shape[-1]
-        _, _, spread, unshares = _triangle(size, vector.dtype, vector.device)
+        _, _, spread, unshares = _constants(size, vector.dtype, vector.device)
         vector = vector.unflatten(-1, (*self.shape[:-2], -1)) if self.rank > 2 else vector
         return (_taken(vector, spread) * unshares).unflatten(-1, (size, size))
 
@@ -303,8 +303,16 @@ class EqualBlocks(Squares):
         return result[0], result[1].all(-1)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # kept for later calls, which may be differentiated
+def _square(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """The identity, and where a square has its diagonal and what is below it."""
+    eye = torch.eye(size, dtype=dtype, device=device)
+    return eye, torch.ones_like(eye, dtype=torch.bool).tril()
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)
 def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions of the lower triangle in a flat square, with the factors of its entries: √½ on the diagonal, else 1.
 
@@ -317,6 +325,14 @@ def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tens
     spread[rows, columns] = spread[columns, rows] = torch.arange(len(rows), device=device)
     unshares = torch.ones(size, size, dtype=dtype, device=device).fill_diagonal_(2 * math.sqrt(0.5)).flatten()
     return lower, shares, spread.flatten(), unshares
+
+
+def _constants(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same as `_triangle`, which a graph of torch.compile does not make again at each call."""
+    return _triangle(size, dtype, device)
+
+
+_constants.__dict__["_dynamo_marked_constant"] = True
 
 
 def _taken(entries: Tensor, index: Tensor) -> Tensor:

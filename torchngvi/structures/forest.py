@@ -271,11 +271,7 @@ class Forest(Stored):
     # ---------------------------------------------------------------------------- cliques
 
     def cliques(self, root: Structured) -> list[Tensor]:
-        """The root restricted to each node and its ancestors, (*batch, n, k, k) for each kind of nodes.
-
-        Of the root T of a precision these are the roots of the precisions of θ_c, for each clique c: the Gaussian
-        marginal over a node and its ancestors has a dense frame of its own.
-        """
+        """The root restricted to each node and its ancestors, (*batch, n, k, k) for each kind: of marginals."""
         parts = self.parts(root)
         chains = _chains(self.on(root), parts)
         return [chains.restricted(k, *part) for k, part in enumerate(parts)]
@@ -285,11 +281,7 @@ class Forest(Stored):
         vectors: list[Tensor | None],  # a_c of each kind, (*batch, n, k); None of kinds without a term
         matrices: list[Tensor | None],  # W_c, (*batch, n, k, k), symmetric
     ) -> tuple[Tensor, Structured]:
-        """Sums over cliques: the vector (*batch, D) and the symmetric matrix whose parts they are.
-
-        With a_c = C_cᵀ g_c and W_c = C_cᵀ H_c C_c in the frames of the cliques these are Cᵀg and Π(CᵀHC) of the sums
-        g and H over all cliques.
-        """
+        """Sums over cliques of Cᵀg and of Π(CᵀHC) in their frames: the vector (*batch, D) and the symmetric matrix."""
         like = next(x for x in vectors if x is not None)
         kinds, a, W = self.on(like), [], []
         inboxes = Inbox(kinds), Inbox(kinds, symmetric=True)

@@ -253,15 +253,7 @@ class Part(NamedTuple):
 
 
 class Stored(Pattern):
-    """The entries of a forest, taken apart and put together: abstract, see `Forest`.
-
-    For each kind of equal nodes squares (n, r, r) stand before borders (n, p, r), flat in one tensor (*batch, E).
-
-    Args:
-        parents: of each node, the number of a later node; -1 for a root.
-        sizes: of the nodes.
-        order: the coordinates of θ at which the nodes have their entries, one node after another; by default 0, 1, ....
-    """
+    """The entries of a forest, for each kind squares (n, r, r) before borders (n, p, r), flat in one tensor."""
 
     order: tuple[int, ...] | None = None  # in pickles of 0.2.0 too
 

@@ -15,6 +15,7 @@ gradients of it, here those of Khan and Rue (2023).
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from typing import Any
 
 import gpytorch
@@ -34,17 +35,20 @@ from gpytorch.variational import (
     _VariationalStrategy,
 )
 from linear_operator.operators import CholLinearOperator, DiagLinearOperator, TriangularLinearOperator
-from torch import Tensor
+from torch import Tensor, _foreach_mul
 from torch.utils.hooks import RemovableHandle
 
 from torchngvi.adapters.gpytorch.kernels import kernels
 from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
+from torchngvi.interfaces import Frame
 from torchngvi.numerics.linalg import cholesky, positive_columns
+from torchngvi.numerics.versions import Versions
 from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian
 from torchngvi.posteriors.gaussian import Gaussian
+from torchngvi.structures import Dense
 
 _PATIENCE = 100  # passes after which a gradient that nobody uses is told
 FULL = (CholeskyVariationalDistribution, NaturalVariationalDistribution, TrilNaturalVariationalDistribution)
@@ -122,6 +126,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
     """
 
     _like: Tensor
+    _zero: Versions | None = None  # of the probes, when they were asked
 
     def __init__(
         self,
@@ -146,7 +151,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         self.stepped_with: RemovableHandle | None = None  # the hook of a `natural_optimizer` on a hyper-optimizer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "stepped_with": None}
+        return {**self.__dict__, "stepped_with": None, "_zero": None}
 
     @property
     def device(self) -> torch.device:
@@ -199,11 +204,16 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         """
         self.check_autocast()
         self._warn_if_idle()
-        if any(bool(probe.any()) for probe in (self.posterior.mean_probe, self.posterior.root_probe)):
+        probes = self.posterior.mean_probe, self.posterior.root_probe
+        far = not probes[0].is_cpu  # a device is asked only after a write to the probes
+        known = far and self._zero is not None and self._zero.hold(probes, contents=False)
+        if not known and any(bool(probe.any()) for probe in probes):
             raise InputError(
                 "the probes of q have to stay zero, and another optimizer has moved them. Give it model.parameters() "
                 "and likelihood.parameters(), which leave q out, not buffers()."
             )
+        if far and not known:
+            self._zero = Versions(probes)
         return MultivariateNormal(*self._moments())
 
     def _warn_if_idle(self) -> None:
@@ -234,7 +244,13 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         if isinstance(self.posterior, FlatGaussian):
             mean, root = self.posterior.moments()
             return mean.to(self.dtype), RootCovariance(TriangularLinearOperator(root.to(self.dtype)))
-        frame = self.posterior.probed()
+        q, frame = self.posterior, self.posterior.frame()
+        known = isinstance(q.structure, Dense) and not (frame.mean.requires_grad or frame.root.requires_grad)
+        if known and torch.is_grad_enabled() and not torch.jit.is_tracing():
+            mean, root = _Moments.apply(q.mean_probe, q.root_probe, frame)
+            frame = replace(frame, mean=mean, root=root)
+        else:
+            frame = q.probed()
         mean = frame.mean.to(self.dtype)
         if self._diagonal:
             return mean, DiagLinearOperator(frame.variance.to(self.dtype))
@@ -293,6 +309,25 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         other.variational_mean.copy_(self.posterior.mean)
         other.chol_variational_covar.copy_(self.posterior.scale_tril)
         return other
+
+
+class _Moments(torch.autograd.Function):
+    """m + C p and the root of C(I + R) at p = R = 0, which are m and C: p gets Cᵀg, and R the same of the root."""
+
+    @staticmethod
+    def forward(mean_probe: Tensor, root_probe: Tensor, frame: Frame) -> tuple[Tensor, ...]:
+        return tuple(_foreach_mul([frame.mean, frame.root], 1.0))  # copies, by one kernel
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.frame = inputs[2]
+        ctx.save_for_backward(ctx.frame.root)  # a step in between raises torch's own version error
+
+    @staticmethod
+    def backward(ctx: Any, by_mean: Tensor, by_root: Tensor) -> tuple[Tensor | None, ...]:
+        (root,) = ctx.saved_tensors
+        turned = by_root @ root.mT if ctx.frame.upper else root.mT @ by_root
+        return ctx.frame.pull(by_mean), turned, None
 
 
 def distributions_of(model: torch.nn.Module) -> list[NaturalGradientVariationalDistribution]:

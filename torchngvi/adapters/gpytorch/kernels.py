@@ -159,7 +159,7 @@ def _factor_of(strategy: VariationalStrategy, covariance: Tensor) -> Tensor:
 
 
 def _factor(covariance: Tensor) -> Tensor:
-    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, to the last digit that of GPyTorch's predictions."""
+    """L with K_ZZ = L Lᵀ, in float64 whatever the model's dtype, without the further jitter that GPyTorch would try."""
     L, info = torch.linalg.cholesky_ex(covariance.to(_linalg_dtype_cholesky.value()))
     # a NaN or an infinity anywhere reaches the diagonal
     if L.device.type == "cpu" and not bool((info == 0).all() & L.diagonal(dim1=-2, dim2=-1).isfinite().all()):
