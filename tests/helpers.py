@@ -17,6 +17,7 @@ import contextlib
 import functools
 import itertools
 import math
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from torchngvi import (
     fit,
     registry,
 )
+from torchngvi.errors import InputError
 from torchngvi.expectations import (
     Antithetic,
     Autograd,
@@ -271,6 +273,16 @@ def check_refusal(call: Callable[[], object], error: type[Exception], words: tup
         call()
     missing = [word for word in words if word not in str(refusal.value)]
     assert not missing, f"{missing} not in: {refusal.value}"
+
+
+def refuses(error: type[Exception], text: str) -> contextlib.AbstractContextManager[pytest.ExceptionInfo[Exception]]:
+    """What raises that exception, with this message and no more."""
+    return pytest.raises(error, match="^" + re.escape(text) + "$")
+
+
+def raises(text: str) -> contextlib.AbstractContextManager[pytest.ExceptionInfo[InputError]]:
+    """What raises an `InputError` with this text in its message."""
+    return pytest.raises(InputError, match=re.escape(text))
 
 
 # ------------------------------------------------------------------------------- random things

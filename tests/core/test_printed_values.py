@@ -489,9 +489,6 @@ def sufficient():
     yield from ((new["cap"][1:], [2 * 0.7, 2 / 2.4, 0.5 * 2]), (new["cap"].isinf().double(), [1, 0, 0, 0]))
 
 
-# ------------------------------------------------------------------------------------------------------- momenta
-
-
 @row("momentum: ExponentialAverage", "momentum: NormalizedMomentum", "momentum: Adam", "metric: Adam")
 def momenta():
     """What two changes of (m, C) become, as flat vectors of their own entries."""

@@ -353,9 +353,6 @@ def test_a_verdict_with_margins_goes_through_a_pickle_and_prints_them():
     assert str(pickle.loads(pickle.dumps(verdict))) == str(verdict)
 
 
-# ------------------------------------------------------------------------------------ one sentence says one thing
-
-
 def test_the_sentence_leaves_weights_to_the_table():
     q, result = fitted(half_normal, 2)
     assert "k-hat" not in str(result)

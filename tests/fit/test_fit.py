@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import io
 import math
-import re
 import subprocess
 import sys
 import warnings
@@ -15,7 +14,7 @@ import torch
 from helpers import METHOD_PAIRS as PAIRS
 from helpers import SMALL_BATCHES as BATCHES
 from helpers import SMALL_DIM as DIM
-from helpers import CountedModel, coordinates, make_model, make_posterior, same_bits
+from helpers import CountedModel, coordinates, make_model, make_posterior, refuses, same_bits
 from sklearn.datasets import load_breast_cancer
 
 from torchngvi import (
@@ -47,10 +46,6 @@ from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow
 
 METHODS = {"VN": VN, "SRVN": SRVN}
-
-
-def refuses(error, text):
-    return pytest.raises(error, match="^" + re.escape(text) + "$")
 
 
 def quiet(q, target, optimizer=None, **options):

@@ -4,19 +4,15 @@ import math
 
 import pytest
 import torch
+from test_starts import quiet
 
-from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint, fit
+from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint
 from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.sample_average import SampleAverages
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.fitting.starts import Starts
 from torchngvi.fitting.stopping import Stop
 from torchngvi.models.factors import Guarded
-
-
-def quiet(q, target, seed=0, **options):
-    torch.manual_seed(seed)
-    return fit(q, target, progress=False, **options)
 
 
 def grouped(count=12, seed=5):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers import seeded
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian
 from torchngvi.diagnostics import compare_estimators
@@ -20,18 +21,14 @@ from torchngvi.theory.kim2024 import GaussianTarget
 DTYPE = torch.float64
 
 
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
 def logistic(rows=40, dim=3):
-    X = torch.randn(rows, dim, dtype=DTYPE, generator=generator(1))
-    y = (torch.rand(rows, dtype=DTYPE, generator=generator(2)) < torch.sigmoid(2 * X[:, 0])).double()
+    X = torch.randn(rows, dim, dtype=DTYPE, generator=seeded(1))
+    y = (torch.rand(rows, dtype=DTYPE, generator=seeded(2)) < torch.sigmoid(2 * X[:, 0])).double()
     return GeneralizedLinear(X, y)
 
 
 def quadratic(dim=4):
-    root = torch.randn(dim, dim, dtype=DTYPE, generator=generator(3))
+    root = torch.randn(dim, dim, dtype=DTYPE, generator=seeded(3))
     precision = root @ root.mT + torch.eye(dim, dtype=DTYPE)
     return GaussianTarget(torch.linspace(-1, 1, dim, dtype=DTYPE), precision)
 
@@ -53,7 +50,7 @@ class TestGaussianTarget:
 
     def test_price_has_the_noise_of_the_mean_alone(self):
         """H is exact, and E|â - a|² = ‖A‖²/S."""
-        found = self.compared([Hessian(Independent(5, generator()))])
+        found = self.compared([Hessian(Independent(5, seeded()))])
         assert found["Hessian"].variance == pytest.approx(float(self.A.square().sum()) / 5, rel=0.05)
 
     @pytest.mark.accuracy
@@ -67,12 +64,12 @@ class TestGaussianTarget:
         size, trace = float(A.square().sum()), float(A.trace())
         of_square = 0.5 * ((dim + 2) * size + trace**2 + 2 * size) - size
         expected = (size + 0.5 * (0.5 * (dim + 1) * float(self.b.square().sum()) + of_square)) / 5
-        found = self.compared({"it": kind(Independent(5, generator())), "exact": Hessian(2)})
+        found = self.compared({"it": kind(Independent(5, seeded())), "exact": Hessian(2)})
         assert found["it"].variance == pytest.approx(expected, rel=0.08)
         assert found["it"].bias < 3 * found["it"].standard_error
 
     def test_one_triangle_has_more_noise_than_both(self):
-        found = self.compared([Reparametrized(Independent(5, generator())), ClosedEntropyStein(Independent(5))], 400)
+        found = self.compared([Reparametrized(Independent(5, seeded())), ClosedEntropyStein(Independent(5))], 400)
         assert found["Reparametrized"].variance > found["ClosedEntropyStein"].variance
 
     def test_nothing_is_left_where_q_is_the_target(self):
@@ -87,7 +84,7 @@ class TestGaussianTarget:
 class TestLogistic:
     def test_those_that_say_unbiased_are_within_their_errors(self):
         q = CholeskyGaussian(3, mean=0.5, dtype=DTYPE)
-        found = compare_estimators(q, logistic(), repeats=200, generator=generator())
+        found = compare_estimators(q, logistic(), repeats=200, generator=seeded())
         assert found.exact == "Quadrature"
         assert found["Quadrature"].variance == found["Quadrature"].bias == 0
         assert {row.name for row in found.rows} == {
@@ -103,7 +100,7 @@ class TestLogistic:
         q, model = CholeskyGaussian(3, dtype=DTYPE), logistic()
         kinds = (Stein, BonnetPrice, Reparametrized)
         few, many = (
-            compare_estimators(q, model, [kind(Independent(s, generator())) for kind in kinds], repeats=300)
+            compare_estimators(q, model, [kind(Independent(s, seeded())) for kind in kinds], repeats=300)
             for s in (4, 16)
         )
         for name in (kind.__name__ for kind in kinds):
@@ -126,13 +123,13 @@ class TestLogistic:
     def test_q_is_left_as_it_is_and_seeds_repeat(self):
         q, model = CholeskyGaussian(3, dtype=DTYPE), logistic()
         before = [tensor.clone() for tensor in q.state_dict().values()]
-        one, two = (compare_estimators(q, model, repeats=5, generator=generator(7)) for _ in range(2))
+        one, two = (compare_estimators(q, model, repeats=5, generator=seeded(7)) for _ in range(2))
         assert one == two
         assert all(torch.equal(x, y) for x, y in zip(before, q.state_dict().values(), strict=True))
         assert q.mean_probe.grad is None
 
     def test_the_table(self):
-        said = str(compare_estimators(CholeskyGaussian(3, dtype=DTYPE), logistic(), repeats=3, generator=generator()))
+        said = str(compare_estimators(CholeskyGaussian(3, dtype=DTYPE), logistic(), repeats=3, generator=seeded()))
         assert said.startswith("natural norm of the gradient ")
         assert len(said.splitlines()) == 12
         assert said.splitlines()[1].split() == ["estimator", "noise", "bias", "s.e.", "gradients", "Hessians", "values"]

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from helpers import seeded
 from scipy import integrate, stats
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, LogJoint, fit
@@ -92,7 +93,7 @@ class TestLogPredictiveDensity:
         assert at(1.5, 0.0, "bernoulli_logit", 1.0) == pytest.approx(-math.log1p(math.exp(-1.5)), abs=1e-12)
 
     def test_both_classes_sum_to_one(self):
-        q, X = posterior([0.4, -1.0], [3.0, 20.0]), torch.randn(50, 2, dtype=F64, generator=generator(1))
+        q, X = posterior([0.4, -1.0], [3.0, 20.0]), torch.randn(50, 2, dtype=F64, generator=seeded(1))
         model = model_of("bernoulli_logit", 2)
         logs = [log_predictive_density(model, q, X, torch.full((50,), v, dtype=F64)) for v in (0.0, 1.0)]
         assert torch.logaddexp(*logs).abs().max() < 1e-9
@@ -113,8 +114,8 @@ class TestLogPredictiveDensity:
         torch.testing.assert_close(got, torch.as_tensor(exact), rtol=1e-10, atol=1e-10)
 
     def test_batch_of_posteriors(self):
-        q = CholeskyGaussian(2, (3,), mean=torch.randn(3, 2, dtype=F64, generator=generator(2)), dtype=F64)
-        X, y = torch.randn(5, 2, dtype=F64, generator=generator(3)), torch.tensor([0.0, 1, 1, 0, 1], dtype=F64)
+        q = CholeskyGaussian(2, (3,), mean=torch.randn(3, 2, dtype=F64, generator=seeded(2)), dtype=F64)
+        X, y = torch.randn(5, 2, dtype=F64, generator=seeded(3)), torch.tensor([0.0, 1, 1, 0, 1], dtype=F64)
         model = model_of("bernoulli_logit", 2)
         got = log_predictive_density(model, q, X, y)
         assert got.shape == (3, 5)
@@ -122,11 +123,11 @@ class TestLogPredictiveDensity:
         torch.testing.assert_close(got[1], log_predictive_density(model, single, X, y), rtol=1e-12, atol=1e-12)
 
     def test_agrees_with_draws(self):
-        X = torch.randn(6, 3, dtype=F64, generator=generator(4))
+        X = torch.randn(6, 3, dtype=F64, generator=seeded(4))
         q = CholeskyGaussian(3, mean=0.3, scale=torch.tensor([[1.0, 0, 0], [0.5, 0.4, 0], [-1, 0.2, 2]]), dtype=F64)
         y = torch.tensor([0.0, 1.0, 2.0, 0.0, 4.0, 1.0], dtype=F64)
         model = model_of("poisson_log", 3)
-        eta = q.sample((200_000,), generator(5)) @ X.T
+        eta = q.sample((200_000,), seeded(5)) @ X.T
         p = torch.exp(-model.likelihood.energy(eta, y))
         z = (p.mean(0) - log_predictive_density(model, q, X, y).exp()) / (p.std(0) / math.sqrt(len(p)))
         assert z.abs().max() < Z
@@ -142,11 +143,11 @@ class TestPredictiveMean:
     def test_agrees_with_draws_of_y(self, family):
         q = CholeskyGaussian(2, mean=0.2, scale=torch.tensor([[0.6, 0.0], [0.3, 0.2]]), dtype=F64)
         X, offset = torch.tensor([[1.0, -1.0], [0.5, 2.0]], dtype=F64), torch.tensor([0.3, -0.5], dtype=F64)
-        eta = q.sample((200_000,), generator(6)) @ X.T + offset
+        eta = q.sample((200_000,), seeded(6)) @ X.T + offset
         y = {
-            "bernoulli_logit": lambda: torch.bernoulli(torch.sigmoid(eta), generator=generator(7)),
-            "bernoulli_probit": lambda: torch.bernoulli(torch.special.ndtr(eta), generator=generator(7)),
-            "poisson_log": lambda: torch.poisson(torch.exp(eta), generator=generator(7)),
+            "bernoulli_logit": lambda: torch.bernoulli(torch.sigmoid(eta), generator=seeded(7)),
+            "bernoulli_probit": lambda: torch.bernoulli(torch.special.ndtr(eta), generator=seeded(7)),
+            "poisson_log": lambda: torch.poisson(torch.exp(eta), generator=seeded(7)),
             "gaussian": lambda: eta,
         }[family]()
         z = (y.mean(0) - predictive_mean(model_of(family, 2), q, X, offset)) / (y.std(0) / math.sqrt(len(y)))
@@ -169,7 +170,7 @@ class TestAccuracy:
 
 class TestSampling:
     def fitted(self, temperature=1.0, family="bernoulli_logit"):
-        X = torch.randn(60, 3, dtype=F64, generator=generator(8))
+        X = torch.randn(60, 3, dtype=F64, generator=seeded(8))
         y = (X @ torch.tensor([1.0, -1.0, 0.0], dtype=F64) > 0.3).to(F64)
         model = GeneralizedLinear(X, y, family, temperature=temperature)
         q = CholeskyGaussian(3, dtype=F64)
@@ -181,13 +182,13 @@ class TestSampling:
         q, model = self.fitted(temperature)
         with torch.no_grad():
             exact = -model.negative_elbo(q).item()
-        sampled = elbo(q, model, 20_000, generator(9))
+        sampled = elbo(q, model, 20_000, seeded(9))
         assert abs(sampled.estimate.item() - exact) < Z * sampled.standard_error.item()
         assert 0 < sampled.standard_error.item() < 0.05
 
     def test_standard_error_is_that_of_repetitions(self):
         q, model = self.fitted()
-        stream = generator(10)
+        stream = seeded(10)
         runs = [elbo(q, model, 200, stream) for _ in range(200)]
         spread = torch.stack([run.estimate for run in runs]).std().item()
         claimed = torch.stack([run.standard_error for run in runs]).mean().item()
@@ -195,7 +196,7 @@ class TestSampling:
 
     def test_weights_of_the_exact_posterior_are_the_evidence(self):
         q, model = self.fitted(family="gaussian")
-        weights = log_weights(q, model, 300, generator(11))
+        weights = log_weights(q, model, 300, seeded(11))
         y, X = model.y, model.X
         evidence = stats.multivariate_normal(cov=(torch.eye(60) + X @ X.T).numpy()).logpdf(y.numpy())
         torch.testing.assert_close(weights, torch.full_like(weights, evidence), rtol=0, atol=1e-7)
@@ -204,14 +205,14 @@ class TestSampling:
         # γ = ½: the exact q is that of the data counted twice
         q, model = self.fitted(0.5, "gaussian")
         torch.testing.assert_close(q.precision, 2 * model.X.T @ model.X + torch.eye(3, dtype=F64))
-        assert log_weights(q, model, 100, generator(12)).std() < 1e-7
+        assert log_weights(q, model, 100, seeded(12)).std() < 1e-7
 
     def test_a_function_is_a_target(self):
         q = CholeskyGaussian(2, (3,), dtype=F64)
-        weights = log_weights(q, lambda theta: -theta.square().sum(-1), 600, generator(13))
+        weights = log_weights(q, lambda theta: -theta.square().sum(-1), 600, seeded(13))
         assert weights.shape == (600, 3)
         target = LogJoint(lambda theta: -theta.square().sum(-1))
-        assert torch.equal(weights, log_weights(q, target, 600, generator(13)))
+        assert torch.equal(weights, log_weights(q, target, 600, seeded(13)))
 
     def test_predictor_moments(self):
         q = CholeskyGaussian(2, mean=torch.tensor([1.0, 2.0]), scale=torch.tensor([[1.0, 0], [3.0, 2.0]]), dtype=F64)
@@ -225,23 +226,19 @@ class TestKHat:
     @pytest.mark.parametrize("shape", [0.2, 0.6, 1.2])
     def test_recovers_the_shape_of_pareto_tails(self, shape):
         # log of Pareto variates with tail exponent 1/k
-        draws = shape * torch.empty(40_000, dtype=F64).exponential_(generator=generator(14))
+        draws = shape * torch.empty(40_000, dtype=F64).exponential_(generator=seeded(14))
         assert k_hat(draws).item() == pytest.approx(shape, abs=0.15)
 
     def test_batch(self):
-        draws = torch.empty(4000, 2, dtype=F64).exponential_(generator=generator(15))
+        draws = torch.empty(4000, 2, dtype=F64).exponential_(generator=seeded(15))
         together = k_hat(draws * torch.tensor([0.2, 1.2], dtype=F64))
         assert together.shape == (2,)
         assert together[0] < 0.5 < 0.7 < together[1]
 
     def test_constant_up_to_rounding(self):
-        noise = 1e-12 * torch.randn(1000, dtype=F64, generator=generator(16))
+        noise = 1e-12 * torch.randn(1000, dtype=F64, generator=seeded(16))
         assert k_hat(-500.0 + noise).item() == 0.0
 
     @pytest.mark.parametrize("bad", [math.nan, math.inf])
     def test_not_finite(self, bad):
         assert math.isnan(k_hat(torch.tensor([0.0] * 100 + [bad])).item())
-
-
-def generator(seed):
-    return torch.Generator().manual_seed(seed)

@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 from arrow import ScalarArrow
+from helpers import seeded
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.diagnostics.linear_response import (
@@ -23,12 +24,8 @@ from torchngvi.structures import Dense, Diagonal, EqualBlocks, block_diagonal
 F64 = torch.float64
 
 
-def generator(seed):
-    return torch.Generator().manual_seed(seed)
-
-
 def draws(count, dim, seed=0):
-    return Antithetic(count, generator(seed))(torch.zeros(dim, dtype=F64))
+    return Antithetic(count, seeded(seed))(torch.zeros(dim, dtype=F64))
 
 
 # ------------------------------------------------------------------------------------ a cubic, in closed form
@@ -36,7 +33,7 @@ def draws(count, dim, seed=0):
 
 def cubic_tensor(dim, seed=0, size=0.15):
     """A symmetric tensor of third derivatives."""
-    T = size * torch.randn(dim, dim, dim, dtype=F64, generator=generator(seed))
+    T = size * torch.randn(dim, dim, dim, dtype=F64, generator=seeded(seed))
     return sum(T.permute(*order) for order in itertools.permutations(range(3))) / 6
 
 
@@ -149,7 +146,7 @@ def test_the_jackknife_tells_the_noise(cubic):
     ids=["dense", "diagonal", "equal", "unequal"],
 )
 def test_third_order_by_brute_force(structure):
-    z, r = draws(40, 5), torch.randn(40, 5, dtype=F64, generator=generator(1))
+    z, r = draws(40, 5), torch.randn(40, 5, dtype=F64, generator=seeded(1))
     half, even, odd = z[:20], 0.5 * (r[:20] + r[20:]), 0.5 * (r[:20] - r[20:])
     pattern = structure.to_dense(torch.ones(structure.shape, dtype=F64)) != 0
     He2 = (half[:, :, None] * half[:, None] - torch.eye(5, dtype=F64)) * pattern
@@ -167,7 +164,7 @@ def test_third_order_by_brute_force(structure):
 
 def test_values_by_brute_force():
     D, h = 3, 20
-    z, logs = draws(2 * h, D), torch.randn(2 * h, dtype=F64, generator=generator(1))
+    z, logs = draws(2 * h, D), torch.randn(2 * h, dtype=F64, generator=seeded(1))
     half, odd = z[:h], 0.5 * (logs[:h] - logs[h:])
     odd = odd - half @ torch.linalg.lstsq(half, odd[:, None]).solution[:, 0]
     eye = torch.eye(D, dtype=F64)
@@ -260,7 +257,7 @@ POSTERIORS = {
     "dense": lambda: CholeskyGaussian(
         4,
         mean=0.3,
-        scale=torch.randn(4, 4, dtype=F64, generator=generator(2)).tril(-1) * 0.3 + torch.eye(4, dtype=F64),
+        scale=torch.randn(4, 4, dtype=F64, generator=seeded(2)).tril(-1) * 0.3 + torch.eye(4, dtype=F64),
         dtype=F64,
     ),
     "natural": lambda: NaturalGaussian.from_posterior(POSTERIORS["dense"]()),
@@ -279,7 +276,7 @@ def test_the_product_is_the_hessian_of_the_sample_average(name, gamma):
     n = 4 + q.structure.parameters
     average = sample_average(q, energy, gamma, A.z)
     average(torch.zeros(n, dtype=F64))  # what a pattern keeps must not be made within a transform
-    x = torch.randn(3, n, dtype=F64, generator=generator(5))
+    x = torch.randn(3, n, dtype=F64, generator=seeded(5))
     found, y = A(x)
     H = torch.func.hessian(average)(torch.zeros(n, dtype=F64))
     torch.testing.assert_close(found, x @ H, rtol=0, atol=1e-10 * float(H.abs().max()))

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from arrow import ScalarArrow
+from test_refine import log_gamma
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
@@ -43,10 +44,6 @@ class Counting(Target):
 
 def normal(theta):
     return -0.5 * theta.square().sum(-1)
-
-
-def log_gamma(a):
-    return lambda theta: (a * theta - theta.exp()).sum(-1)
 
 
 def student(nu):

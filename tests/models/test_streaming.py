@@ -717,9 +717,6 @@ class TestFit:
             quiet(q, black_box(model, likelihood=lambda theta, batch: 1 / 0))
 
 
-# ------------------------------------------------------------------------------------ what goes wrong
-
-
 class TestErrors:
     def test_construction_does_not_iterate(self):
         """No workers are started, no random numbers drawn."""

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from test_networks import train
+from test_networks import flat, train
 from torch import nn
 
 import torchngvi
@@ -41,10 +41,6 @@ def gauss_newton(model, x, likelihood, names):
 
     each = torch.stack([torch.func.hessian(energy)(row[None])[0, :, 0] for row in model(x).detach()])
     return torch.einsum("nod,nop,npe->de", J, each, J)
-
-
-def flat(tensors):
-    return torch.cat([t.flatten() for t in tensors])
 
 
 @pytest.mark.parametrize(

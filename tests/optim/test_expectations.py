@@ -28,6 +28,7 @@ from helpers import (
     randn,
     random_model,
     random_posterior,
+    vec,
 )
 
 from torchngvi import VN
@@ -42,10 +43,6 @@ families = pytest.mark.parametrize("family", FAMILIES)
 
 MEANS = [-1000.0, -300.0, -40.0, -10.0, -3.0, -1.0, -0.1, 0.0, 0.1, 1.0, 3.0, 10.0, 40.0, 300.0, 1000.0]
 DEVIATIONS = [1e-3, 1e-2, 0.1, 0.3, 1.0, 2.0, 3.0, 10.0, 30.0, 100.0, 1e3, 1e4]
-
-
-def tensor(*values):
-    return torch.tensor(values, dtype=DTYPE)
 
 
 def precisely(function, s):
@@ -98,7 +95,7 @@ class TestExpectation:
     @pytest.mark.sparse(3)
     @pytest.mark.parametrize("s", DEVIATIONS)
     def test_probit(self, s):
-        e, v = tensor(*MEANS), torch.full((len(MEANS),), s * s, dtype=DTYPE)
+        e, v = vec(*MEANS), torch.full((len(MEANS),), s * s, dtype=DTYPE)
         value, slope, curvature = BernoulliProbit().expected(e, v, torch.ones_like(e))
         self.compare(value, precisely(lambda x: self.parts(x)[0], s))
         self.compare(slope, precisely(lambda x: self.parts(x)[1], s))
@@ -111,7 +108,7 @@ class TestExpectation:
 
     def test_polynomials(self):
         """Moments of the normal distribution, also far from the origin."""
-        e, v = tensor(-50.0, -1.0, 0.0, 2.0, 300.0), tensor(4.0, 0.01, 1.0, 100.0, 1e-4)
+        e, v = vec(-50.0, -1.0, 0.0, 2.0, 300.0), vec(4.0, 0.01, 1.0, 100.0, 1e-4)
         value, slope, curvature = expectation(lambda x: (x**2, x**3, x**4), e, v)
         for actual, expected in (
             (value, e**2 + v),
@@ -124,8 +121,8 @@ class TestExpectation:
     @pytest.mark.parametrize("s", [0.0, 1e-14, 1e-8, 1e-5])
     def test_small_variances(self, e, s):
         """A row of zeros with an offset has no variance at all: F is the function itself."""
-        mean = tensor(e)
-        value, slope, curvature = BernoulliProbit().expected(mean, tensor(s * s), torch.ones_like(mean))
+        mean = vec(e)
+        value, slope, curvature = BernoulliProbit().expected(mean, vec(s * s), torch.ones_like(mean))
         expected = self.parts(np.array([e]))
         for actual, x in zip((value, slope, curvature), expected, strict=True):
             assert bool(((actual - float(x[0])).abs() <= 1e-9 * abs(float(x[0])) + 1e-13).all())
@@ -148,7 +145,7 @@ class TestLikelihoods:
         """Σ or ∫ over y of exp(-energy) is 1."""
         _, likelihood, e, _, _ = self.draw(family, 6)
         if family.startswith("bernoulli"):
-            outcomes, weight = tensor(-1.0, 1.0), 1.0
+            outcomes, weight = vec(-1.0, 1.0), 1.0
         elif family == "poisson_log":
             outcomes, weight = torch.arange(200, dtype=DTYPE), 1.0
         else:

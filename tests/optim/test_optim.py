@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from helpers import METHOD_PAIRS as PAIRS
-from helpers import METHODS, CountedModel, coordinates, distance, make_model, make_posterior, same_bits
+from helpers import METHODS, CountedModel, coordinates, distance, make_model, make_posterior, refuses, same_bits
 from helpers import SMALL_BATCHES as BATCHES
 from helpers import SMALL_DIM as DIM
 from torch.optim import lr_scheduler
@@ -38,10 +38,6 @@ from torchngvi.rules import NaturalGradient, VariationalNewton
 from torchngvi.stepsizes import Constant
 
 STEPS = 5
-
-
-def refuses(error, text):
-    return pytest.raises(error, match="^" + re.escape(text) + "$")
 
 
 def probes(opt):

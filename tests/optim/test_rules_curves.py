@@ -253,9 +253,6 @@ def test_named_methods_are_their_rules(method):
     assert (method(q).metric is not None) == method(q).rule.natural
 
 
-# --------------------------------------------------------------------------------------- the move to a root
-
-
 @roots
 @batches
 def test_the_root_move(name, batch):

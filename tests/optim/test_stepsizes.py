@@ -28,6 +28,7 @@ from helpers import (
     random_posterior,
     random_root,
     step,
+    vec,
 )
 from helpers import PAIRS as ALL_PAIRS
 
@@ -50,14 +51,10 @@ WITH_MEMORY = [(*pair, 0) for pair in PAIRS if pair[0] not in BASE]
 WITH_MEMORY += [(*pair, 5) for pair in NATURAL if pair[0] not in BASE]
 
 
-def tensor(*values):
-    return torch.tensor(values, dtype=DTYPE)
-
-
 def logistic(rows=40):
     X = 2 * randn(rows, DIM, seed=1)
     noise = randn(rows, seed=2)
-    y = FAMILIES["bernoulli_logit"].targets(X @ tensor(1.0, -2.0, 0.5) + noise)
+    y = FAMILIES["bernoulli_logit"].targets(X @ vec(1.0, -2.0, 0.5) + noise)
     return GeneralizedLinear(X, y, prior_precision=0.5)
 
 
@@ -165,11 +162,11 @@ class TestSufficientDecreaseAlone:
 
     def test_values_that_are_no_numbers(self):
         """NaN and +∞ are rejections that shorten the next step to a tenth; the state stays a number."""
-        before, after = tensor(1.0, 1.0), tensor(math.nan, math.inf)
-        accept, state = self.judged(before, after, tensor(4.0, 4.0), tensor(0.5, 0.5))
+        before, after = vec(1.0, 1.0), vec(math.nan, math.inf)
+        accept, state = self.judged(before, after, vec(4.0, 4.0), vec(0.5, 0.5))
         assert accept.tolist() == [False, False]
-        close(state["cap"], tensor(0.05, 0.05), EXACT)
-        close(state["reach"], tensor(0.25, 0.25), EXACT)  # shrink 1/4 of ρ|∇L| = 1
+        close(state["cap"], vec(0.05, 0.05), EXACT)
+        close(state["reach"], vec(0.25, 0.25), EXACT)  # shrink 1/4 of ρ|∇L| = 1
 
     @pytest.mark.parametrize("ratio", [1.9, 3.0, 100.0])
     def test_the_cap_after_a_rejection_is_the_parabolas_minimum(self, ratio):
@@ -178,44 +175,44 @@ class TestSufficientDecreaseAlone:
         best = slope / kappa
         rho = ratio * best
         after = 5.0 - slope * rho + 0.5 * kappa * rho**2
-        accept, state = self.judged(tensor(5.0), tensor(after), tensor(slope), tensor(rho))
+        accept, state = self.judged(vec(5.0), vec(after), vec(slope), vec(rho))
         assert not bool(accept)
-        close(state["cap"], tensor(rho * min(max(1 / ratio, 0.1), 0.5)), EXACT)
-        close(state["reach"], tensor(0.25 * rho * math.sqrt(slope)), EXACT)
+        close(state["cap"], vec(rho * min(max(1 / ratio, 0.1), 0.5)), EXACT)
+        close(state["reach"], vec(0.25 * rho * math.sqrt(slope)), EXACT)
 
     @pytest.mark.parametrize(("ratio", "factor"), [(0.1, 2.0), (0.8, 1.25), (1.3, 1 / 1.3), (1.7, 0.7)])
     def test_the_cap_after_a_kept_step_follows_the_parabola(self, ratio, factor):
         slope, kappa = 3.0, 2.0
         rho = ratio * slope / kappa
         after = 5.0 - slope * rho + 0.5 * kappa * rho**2
-        arguments = tensor(5.0), tensor(after), tensor(slope), tensor(rho)
-        accept, state = self.judged(*arguments, cap=tensor(rho))
+        arguments = vec(5.0), vec(after), vec(slope), vec(rho)
+        accept, state = self.judged(*arguments, cap=vec(rho))
         assert bool(accept)
-        close(state["cap"], tensor(rho * factor), EXACT)
+        close(state["cap"], vec(rho * factor), EXACT)
         accept, state = self.judged(*arguments)  # no cap before the first rejection
         assert bool(accept & state["cap"].isinf())
 
     def test_rounding_is_forgiven(self):
         """Where the promise is below the loss's last digits, equal values are kept."""
-        before = tensor(1e6, 1e6)
-        accept, _ = self.judged(before, before + tensor(1e-10, 1e-4), tensor(1e-14, 1e-14), tensor(1.0, 1.0))
+        before = vec(1e6, 1e6)
+        accept, _ = self.judged(before, before + vec(1e-10, 1e-4), vec(1e-14, 1e-14), vec(1.0, 1.0))
         assert accept.tolist() == [True, False]
 
     def test_rounding_is_no_reason_to_stay_short(self):
         """A promise below the last digits of the loss that is kept to those digits lets the reach grow."""
-        accept, state = self.judged(tensor(1e6), tensor(1e6), tensor(4e-14), tensor(1.0), reach=tensor(1e-9))
+        accept, state = self.judged(vec(1e6), vec(1e6), vec(4e-14), vec(1.0), reach=vec(1e-9))
         assert bool(accept)
-        close(state["reach"], tensor(4 * 2e-7), EXACT)
+        close(state["reach"], vec(4 * 2e-7), EXACT)
 
     def test_noise_forgives_a_rise(self):
         """A step may lose the slack of a derivative that is one up to noise, and no more; it does not count as good."""
-        rho, slope, slack = tensor(1.0, 1.0), tensor(0.04, 0.04), tensor(0.1, 0.1)
+        rho, slope, slack = vec(1.0, 1.0), vec(0.04, 0.04), vec(0.1, 0.1)
         control = SufficientDecrease(decrease=0.25)
-        state = control.init(rho) | {"reach": tensor(0.3, 0.3)}
-        trial = Trial(tensor(1.0, 1.0), tensor(1.089, 1.091), slope, rho * slope.sqrt(), rho, slack)
+        state = control.init(rho) | {"reach": vec(0.3, 0.3)}
+        trial = Trial(vec(1.0, 1.0), vec(1.089, 1.091), slope, rho * slope.sqrt(), rho, slack)
         accept, state = control.judge(trial, state)
         assert accept.tolist() == [True, False]  # a rise of slack - cρs = 0.09
-        close(state["reach"], tensor(0.3, 0.05), EXACT)
+        close(state["reach"], vec(0.3, 0.05), EXACT)
 
 
 class TestSufficientDecreaseOnHardStarts:
@@ -323,7 +320,7 @@ class TestOverflow:
     @pytest.mark.parametrize("name", POSTERIORS)
     def test_q_stays_as_it_is(self, name):
         """Members that can be evaluated go on, the others keep their coordinates."""
-        scale = tensor(100.0, 0.5)[:, None].expand(2, DIM)
+        scale = vec(100.0, 0.5)[:, None].expand(2, DIM)
         q, target = POSTERIORS[name](DIM, (2,), scale=scale), self.poisson()
         opt = NaturalGradientVI(q, RULES["newton"](), step_size=SufficientDecrease())
         before = [x.clone() for x in q.coordinates]

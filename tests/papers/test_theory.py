@@ -10,7 +10,7 @@ import math
 import pytest
 import reference
 import torch
-from helpers import DTYPE, EXACT, IDENTITY, close, every, framed_packet, randn, random_root
+from helpers import DTYPE, EXACT, IDENTITY, close, every, framed_packet, randn, random_root, vec
 
 from examples.papers import kumar2025_steps as theory
 from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
@@ -35,10 +35,6 @@ from torchngvi.rules import (
 from torchngvi.stepsizes import Constant
 
 SRVN, VN = NaturalGradient, VariationalNewton
-
-
-def tensor(*values):
-    return torch.tensor(values, dtype=DTYPE)
 
 
 # ----------------------------------------------------------------------------------- random problems
@@ -120,7 +116,7 @@ class TestConvexity:
     @staticmethod
     def energy(mean, variance):
         """E_q[log(1 + e^-θ)], one data point x = y = 1."""
-        return float(softplus(tensor(-mean), tensor(variance)).value)
+        return float(softplus(vec(-mean), vec(variance)).value)
 
     @classmethod
     def excess(cls, moments, first, second):
@@ -296,7 +292,7 @@ class TestLemma2:
         assert norm2 >= a * V * gap
         assert norm2 < 2 * a * min(V, V**2 / 2) * gap
         q = CholeskyGaussian(1, scale=math.sqrt(V), dtype=DTYPE)
-        packet = framed_packet(torch.zeros(1, dtype=DTYPE), tensor([r]))
+        packet = framed_packet(torch.zeros(1, dtype=DTYPE), vec([r]))
         close(q.norm2(q.local(packet)), torch.tensor(norm2, dtype=DTYPE), EXACT)
 
 
@@ -377,7 +373,7 @@ class TestQuadratics:
     @gammas
     def test_local_rates(self, rule, gamma):
         """Diagonal A and perturbations; natural-gradient rates are free of A, the others are not."""
-        a, rho, size = tensor(0.3, 1.0, 4.0), 0.04, 1e-6
+        a, rho, size = vec(0.3, 1.0, 4.0), 0.04, 1e-6
         variance = gamma / a
         q = CholeskyGaussian(3, mean=size * torch.ones_like(a), scale=(variance * (1 + size)).sqrt())
         e = framed_packet(a, torch.diag(a), gamma)._replace(derivative=Raw(a * q.mean, torch.diag(a)))
@@ -389,7 +385,7 @@ class TestQuadratics:
     @pytest.mark.accuracy
     def test_figure_1b(self):
         """SR-VN and VN part by O(ρ) over a whole trajectory of length ρT = 3: 0.84 ρ, ℓ = ½(5θ₁² + ½θ₂²)."""
-        A = torch.diag(tensor(5.0, 0.5))
+        A = torch.diag(vec(5.0, 0.5))
 
         def apart(rho):
             pair = [CholeskyGaussian(2, mean=1.0, dtype=DTYPE) for _ in range(2)]
@@ -407,7 +403,7 @@ class TestQuadratics:
 
     def test_bwgd_converges_exponentially_in_w2(self):
         """W2 to q* falls at every step, in the end by 1 - αδ (Lambert et al. 2022, without noise)."""
-        A = torch.diag(tensor(0.5, 2.0))
+        A = torch.diag(vec(0.5, 2.0))
         q, alpha, distances = CholeskyGaussian(2, mean=2.0, scale=3.0, dtype=DTYPE), 0.2, []
         for _ in range(60):
             e = framed_packet(q.mean, A)._replace(derivative=Raw(A @ q.mean, A))
@@ -490,7 +486,7 @@ class TestTheorem2:
         smallest, largest = 1 / problems.M, 1 / problems.delta  # V stays between them, see below
         xi_l, xi_u = (dim * smallest).sqrt(), (dim * largest).sqrt()
         arguments = zip(problems.M, smallest, xi_u**2, xi_l, xi_u, strict=True)
-        rho = tensor(*(theory.theorem_2_step(*map(float, x)) for x in arguments))
+        rho = vec(*(theory.theorem_2_step(*map(float, x)) for x in arguments))
         losses, seen = [problems.loss(q)], [self.constants(problems, q)]
         for _ in range(30):
             q = stepped(q, SRVN(), problems.packet(q), rho)
@@ -499,7 +495,7 @@ class TestTheorem2:
         M, low, high, size = (torch.stack(x) for x in zip(*seen, strict=True))
         assert bool((low >= smallest * (1 - 1e-9)).all())
         assert bool((high <= largest * (1 + 1e-9)).all())
-        eta = tensor(
+        eta = vec(
             *(
                 theory.theorem_2_descent(*map(float, x))
                 for x in zip(rho, problems.M, low.amin(0), size.amin(0), size.amax(0), strict=True)
@@ -518,7 +514,7 @@ class TestTheorem2:
         after = stepped(
             q,
             SRVN(),
-            framed_packet(q.mean, tensor([a]))._replace(derivative=Raw(a * q.mean, tensor([a]))),
+            framed_packet(q.mean, vec([a]))._replace(derivative=Raw(a * q.mean, vec([a]))),
             every(rho, ()),
         )
         ratio = float(after.mean / q.mean) ** 2
@@ -667,7 +663,7 @@ class TestTheorem3:
         assert omega_m < 0
         # from the optimum itself: gap_0 = 0, and the biased step leaves it
         q = CholeskyGaussian(1, scale=xi, dtype=DTYPE)
-        e = framed_packet(q.mean, tensor([a]))._replace(derivative=Raw(tensor(bias), tensor([a])))
+        e = framed_packet(q.mean, vec([a]))._replace(derivative=Raw(vec(bias), vec([a])))
         gap = 0.5 * a * float(stepped(q, SRVN(), e, every(rho, ())).mean) ** 2
         assert gap > 0 > omega_m * bias**2
         assert gap <= 0.5 * rho * bias**2 / a + 1e-15  # the sound form
@@ -738,7 +734,7 @@ class TestRegions:
         sizes, values = torch.stack(sizes), torch.stack(values)
         assert len(sizes) > 3
         expected = [sizes.min(), sizes.max(), values.min(), values.max()]
-        close(tensor(seen.xi_l, seen.xi_u, seen.lambda_min, seen.lambda_max), torch.stack(expected), EXACT)
+        close(vec(seen.xi_l, seen.xi_u, seen.lambda_min, seen.lambda_max), torch.stack(expected), EXACT)
         assert seen.lambda_max <= seen.xi_u**2
 
 
@@ -746,8 +742,8 @@ class TestTemperature:
     def test_hot(self):
         """γ → ∞: q tends to the prior, at the rate 1/γ."""
         X, y = randn(9, 3, seed=1), (randn(9, seed=2) > 0).to(DTYPE)
-        y[:2] = tensor(0.0, 1.0)
-        prior = CholeskyGaussian(3, mean=tensor(1.0, 0.0, -1.0), scale=0.5**0.5)
+        y[:2] = vec(0.0, 1.0)
+        prior = CholeskyGaussian(3, mean=vec(1.0, 0.0, -1.0), scale=0.5**0.5)
         distances = []
         for gamma in (1e2, 1e3, 1e4):
             model = GeneralizedLinear(X, y, prior_precision=2.0, prior_mean=prior.mean, temperature=gamma)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import DTYPE, EXACT, IDENTITY, POSTERIORS, close
+from helpers import DTYPE, EXACT, IDENTITY, POSTERIORS, close, raises
 
 import torchngvi as ngvi
 from torchngvi.derivatives import energy_and_gradient, mean_hessian
@@ -65,10 +65,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:the model is run for one draw after another"),
     pytest.mark.usefixtures("pyro_in_float64"),
 ]
-
-
-def raises(text):
-    return pytest.raises(InputError, match=re.escape(text))
 
 
 families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
@@ -1496,9 +1492,6 @@ def test_latent_gaussian_keeps_its_coordinates_constant():
     q = ngvi.CholeskyGaussian(2)
     LatentGaussian(q).log_prob(torch.ones(2, requires_grad=True)).backward()
     assert q.mean_probe.grad is None
-
-
-# ------------------------------------------------------------------------------------ what is written
 
 
 @pytest.mark.accuracy

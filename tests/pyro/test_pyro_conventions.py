@@ -436,9 +436,6 @@ def test_a_flat_posterior_is_one_too():
     close(kl_divergence(p, LatentGaussian(ngvi.CholeskyGaussian(3))), kl_divergence(written, standard), IDENTITY)
 
 
-# ------------------------------------------------------------------------------------ the other AutoGaussian
-
-
 def test_pyros_guide_of_the_same_name_is_told_apart():
     """By those that cannot fit it, and in the parameter store, where it has another name."""
     theirs = PyrosAutoGaussian(regression)

@@ -1,11 +1,8 @@
 """Rows in batches: `fit_guide` in passes, and rows that are missing."""
 
-import re
-
 import pytest
 import torch
-
-from torchngvi.errors import InputError
+from helpers import raises
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -41,10 +38,6 @@ def subsampled(X, y, size=7, known=False, product=False):
     with pyro.plate("rows", len(y), subsample_size=size) as index:
         mean = X[index] @ w if product else (X[index] * w).sum(-1)
         pyro.sample("y", dist.Normal(mean, sigma), obs=y[index])
-
-
-def raises(text):
-    return pytest.raises(InputError, match=re.escape(text))
 
 
 class TestTheSum:

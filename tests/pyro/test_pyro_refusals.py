@@ -1,13 +1,10 @@
 """Models that no Gaussian can be fitted to, each refused in a sentence; and what looks like one of them and is none."""
 
-import re
-
 import pytest
 import torch
-from helpers import EXACT, close
+from helpers import EXACT, close, raises
 
 from torchngvi import DiagonalGaussian
-from torchngvi.errors import InputError
 
 pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[pyro]'")
 
@@ -29,10 +26,6 @@ from torchngvi.adapters.pyro.layout import listed  # noqa: E402
 from torchngvi.posteriors.flat import AffineCoupling, FlatCholesky, ModuleFlow  # noqa: E402
 
 USES = (log_joint, lambda model: AutoGaussian(model).setup().density(model))
-
-
-def raises(text):
-    return pytest.raises(InputError, match=re.escape(text))
 
 
 def test_a_list_of_sites_has_six_names_at_most():

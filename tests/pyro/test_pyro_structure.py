@@ -2,16 +2,14 @@
 
 import copy
 import math
-import re
 from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import DTYPE
+from helpers import DTYPE, raises
 
 from torchngvi import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
-from torchngvi.errors import InputError
 from torchngvi.expectations import Fixed, PerFactor, Stein
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.rules import LocalExponential
@@ -438,7 +436,7 @@ def test_fit_guide_takes_the_structure_of_the_plates_where_it_was_left_open():
 def test_a_state_dict_of_the_other_structure_is_refused():
     dense, auto = (AutoGaussian(groups, structure=word).setup(torch.randn(5)) for word in ("dense", "auto"))
     for loads, loaded, word in ((dense, auto, "auto"), (auto, dense, "dense")):
-        with refused(f'the state_dict is of a guide whose structure is "{word}", and this one has another.'):
+        with raises(f'the state_dict is of a guide whose structure is "{word}", and this one has another.'):
             loads.load_state_dict(loaded.state_dict())
 
 
@@ -453,33 +451,29 @@ def test_another_order_is_refused():
     assert torch.equal(guide.posterior.mean, other.posterior.mean)
     order = state.pop("order")
     for wrong in (state, {**state, "order": order.flip(0)}):
-        with refused("the state_dict is of a guide whose latents stand in another order"):
+        with raises("the state_dict is of a guide whose latents stand in another order"):
             guide.load_state_dict(wrong)
     assert torch.equal(saved["params"].pop("AutoGaussian.q.order"), order)
     for wrong in ({}, {"AutoGaussian.q.order": order.flip(0)}):
         pyro.clear_param_store()
         store.set_state({**saved, "params": saved["params"] | wrong})
-        with refused("the parameter store is of a guide whose latents stand in another order"):
+        with raises("the parameter store is of a guide whose latents stand in another order"):
             guide.setup(torch.randn(5))
 
 
-def refused(text):
-    return pytest.raises(InputError, match=re.escape(text))
-
-
 def test_other_words_and_posteriors_are_refused():
-    with refused('structure is "dense", or "auto", that of the plates of the model; got \'arrow\'.'):
+    with raises('structure is "dense", or "auto", that of the plates of the model; got \'arrow\'.'):
         AutoGaussian(groups, structure="arrow")
-    with refused('structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out'):
+    with raises('structure="auto" gives the precision of a Gaussian the pattern of the model. Leave posterior out'):
         AutoGaussian(groups, DiagonalGaussian, structure="auto")
-    with refused("the guide has no posterior before it has seen the model"):
+    with raises("the guide has no posterior before it has seen the model"):
         _ = AutoGaussian(groups, structure="auto").structure
 
 
 def test_a_model_that_lost_its_structure_is_refused():
     y = torch.randn(6)
     guide = AutoGaussian(groups, structure="auto").setup(y)
-    with refused("have not: the site 'y' joins members of the plate 'groups'. Set another guide up with them."):
+    with raises("have not: the site 'y' joins members of the plate 'groups'. Set another guide up with them."):
         fit_guide(cumulated, guide, y, options=QUIET)
 
 
@@ -510,12 +504,12 @@ def test_rows_in_batches_have_no_structure():
             with pyro.plate("rows", len(y), dim=-2):
                 pyro.sample("y", dist.Normal(b, 0.7), obs=y)
 
-    with refused('rows in batches are fitted with one dense block; leave structure="auto" out.'):
+    with raises('rows in batches are fitted with one dense block; leave structure="auto" out.'):
         fit_guide(model, AutoGaussian(model, structure="auto"), batches=[(torch.randn(4, 6),)], options=QUIET)
 
 
 def test_draws_of_a_structure_are_not_spread(monkeypatch):
     several = SimpleNamespace(world=2, together=nullcontext)
     monkeypatch.setattr("torchngvi.adapters.pyro.fitting.processes_of", lambda group: several)
-    with refused('the draws of a guide with structure="auto" are not spread over processes; leave group= out.'):
+    with raises('the draws of a guide with structure="auto" are not spread over processes; leave group= out.'):
         fit_guide(groups, AutoGaussian(groups, structure="auto"), torch.randn(6), options=QUIET)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from helpers import randn
+from helpers import randn, seeded
 from simulated import epilepsy, model, simulated, toenail
 
 from torchngvi.tables.globals import FitSettings, Frame, enough_nodes, search
@@ -13,10 +13,6 @@ from torchngvi.tables.parts import covariance_root
 
 SETTINGS = FitSettings()
 NEAR = 0.4  # sds of test points about a start
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
 
 
 def near(joint, count=4, seed=0):
@@ -100,7 +96,7 @@ def test_without_spread_it_is_the_model_without_effects(family):
 
 
 def test_orders_of_rows_and_sizes_of_groups_do_not_matter():
-    g = generator(8)
+    g = seeded(8)
     sizes = torch.tensor([1, 40, 2, 0, 3, 17, 1])
     groups = torch.arange(7).repeat_interleave(sizes)
     x = torch.randn(len(groups), generator=g, dtype=torch.float64)
@@ -155,7 +151,7 @@ def test_the_order_that_is_chosen_is_enough_and_a_draw_costs_one_jet(name):
     assert found.converged
     assert joint.gradients <= 75 if name == "toenail" else joint.gradients <= 40
     frame = Frame.around(joint, found, SETTINGS.apart)
-    nodes = enough_nodes(joint, frame, SETTINGS, generator())
+    nodes = enough_nodes(joint, frame, SETTINGS, seeded())
     theta = frame.theta + 1.2 * randn(16, len(frame.theta), seed=1) @ frame.root.mT
     joint.jets = joint.energies = 0
     quick = joint.values(theta, frame.modes(theta), nodes, one_step=True).value
@@ -187,7 +183,7 @@ def test_draws_of_effects_are_those_of_their_density():
     joint = Integrated(*model(X, torch.tensor([1.0, 1, 1, 0, 0, 1]), groups, family="bernoulli"))
     theta = torch.tensor([[0.3, 1.0]], dtype=torch.float64).expand(20_000, -1)
     u = joint.draw(
-        theta, joint.start()[1].expand(-1, len(theta), -1), SETTINGS.candidates, SETTINGS.candidates_wider, generator()
+        theta, joint.start()[1].expand(-1, len(theta), -1), SETTINGS.candidates, SETTINGS.candidates_wider, seeded()
     )
     b = joint.effects(u, theta)[..., 0]  # (S, n)
     grid = torch.linspace(-25, 25, 5001, dtype=torch.float64)
@@ -208,7 +204,7 @@ def test_draws_of_two_effects_with_gaussian_noise_have_exact_moments():
     args = simulated("gaussian", 3, 5, r=2, seed=11)
     joint = Integrated(*args)
     theta = joint.start()[0].expand(20_000, -1)
-    b = joint.effects(joint.draw(theta, joint.start()[1].expand(-1, len(theta), -1), 1, 1.0, generator()), theta)
+    b = joint.effects(joint.draw(theta, joint.start()[1].expand(-1, len(theta), -1), 1, 1.0, seeded()), theta)
     c, (design, *_) = joint.coordinates, args
     a, (xi,), phi = c.split(theta[0])
     C = covariance_root(xi, 2)
