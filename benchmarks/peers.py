@@ -1,10 +1,13 @@
 """Processor time to a gap of 1 and of 0.01 nats: fit's default against AutoMultivariateNormal with Adam.
 
-    python benchmarks/peers.py [--data breast_cancer german.numer_scale a9a] [--patience 300] [--log FILE]
-        [--settings 0.03f:10 0.1f:10]
+    python -m benchmarks.peers [--data breast_cancer german.numer_scale a9a dense indicators] [--patience 300]
+        [--log FILE] [--settings 0.03f:10 0.1f:10] [--peers Pyro NumPyro] [--growth]
 
 The peers are Pyro and NumPyro, the latter compiled (chunks of steps in one `lax.scan`, compilation not
-counted) and skipped where it is not installed.  Logistic regression; the gap is that of the exact
+counted) and skipped where it is not installed.  Beside them stand a Laplace approximation by iteratively
+reweighted least squares in NumPy, with the gap at which it ends, and scikit-learn's mode by ``newton-cholesky``,
+without a covariance.  ``--growth`` prints how the time of a fit grows with rows, columns and members instead.  "dense"
+and "indicators" are simulated, see `benchmarks.newton_rule`.  Logistic regression; the gap is that of the exact
 negative ELBO at the guide's mean and root, read with the clock stopped: every 50 steps at first, every 2 %
 of the steps later on.  All guides start from the prior mean with their own scale.  A peer gets the best of
 a grid of learning rates, constant or falling as 1/√(1 + t/1000), and particles, each until it is at 0.01 nats
@@ -17,6 +20,7 @@ a line, which `benchmarks.speed_page` reads.
 
 import argparse
 import json
+import math
 import os
 import statistics
 import time
@@ -26,14 +30,17 @@ from typing import Any, NamedTuple
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
 
+import numpy
 import pyro
 import pyro.distributions as dist
 import torch
 from pyro.infer import SVI, Trace_ELBO
 from pyro.infer.autoguide import AutoMultivariateNormal, init_to_mean
 from sklearn.datasets import load_breast_cancer, load_svmlight_file
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
+from benchmarks.newton_rule import SETS
 from torchngvi import CholeskyGaussian, GeneralizedLinear, fit
 from torchngvi.fitting.records import Record
 
@@ -43,7 +50,8 @@ try:
 except ImportError:
     numpyro = None
 
-DATA = ("breast_cancer", "german.numer_scale", "a9a")
+OWN = {"dense": "dense, 4,000 x 300", "indicators": "indicators, 2,500 x 260"}
+DATA = ("breast_cancer", "german.numer_scale", "a9a", *OWN)
 COLUMNS = {"german.numer_scale": 24, "a9a": 123}
 GAPS = (1.0, 0.01)
 CHUNK = 50  # steps of a peer between two looks at its clock
@@ -68,6 +76,8 @@ class Run(NamedTuple):
 
 
 def load(name: str) -> GeneralizedLinear:
+    if name in OWN:
+        return SETS[OWN[name]]()
     if name == "breast_cancer":
         X, y = load_breast_cancer(return_X_y=True)
         X = torch.cat([torch.tensor((X - X.mean(0)) / X.std(0)), torch.ones(len(y), 1)], 1)
@@ -90,6 +100,60 @@ def ours(model: GeneralizedLinear, lowest: float) -> dict[float, float]:
         for gap in GAPS if repeat else ():
             times[gap].append(next(seconds for seconds, loss in seen if loss - lowest < gap))
     return {gap: statistics.median(seconds) for gap, seconds in times.items()}
+
+
+def least(run: Callable[[], Any], repeats: int = 5) -> tuple[Any, float]:
+    """The result of a run and the least of its seconds."""
+    times = []
+    for _ in range(repeats):
+        start = time.process_time()
+        result = run()
+        times.append(time.process_time() - start)
+    return result, min(times)
+
+
+def modes(model: GeneralizedLinear, lowest: float) -> None:
+    """Print the seconds of two searches for the mode, and the gap of the Laplace approximation there."""
+    X, signs, precision = (part.numpy() for part in (model.X, model.y, model.prior.precision))
+
+    def laplace() -> tuple[numpy.ndarray, numpy.ndarray]:
+        theta, decrement = numpy.zeros(X.shape[1]), numpy.inf
+        while decrement > 1e-10:
+            share = 1 / (1 + numpy.exp(signs * (X @ theta)))
+            gradient = precision * theta - X.T @ (signs * share)
+            root = numpy.linalg.cholesky((X.T * (share * (1 - share))) @ X + numpy.diag(precision))
+            step = numpy.linalg.solve(root.T, numpy.linalg.solve(root, gradient))
+            theta, decrement = theta - step, gradient @ step
+        return theta, numpy.linalg.cholesky(numpy.linalg.inv(root @ root.T))
+
+    (mean, root), seconds = least(laplace)
+    q = CholeskyGaussian(model.dim, dtype=torch.float64).initialize_(torch.tensor(mean), torch.tensor(root))
+    gap = model.negative_elbo(q).item() - lowest
+    print(f"  IRLS and Laplace in NumPy: {1e3 * seconds:.1f} ms, and its gap is {gap:.3g} nats")
+    mode = LogisticRegression(C=1 / precision[0], fit_intercept=False, solver="newton-cholesky", tol=1e-8)
+    seconds = least(lambda: mode.fit(X, signs))[1]
+    print(f"  scikit-learn, the mode alone: {1e3 * seconds:.1f} ms", flush=True)
+
+
+def growth() -> None:
+    """Print the time of a fit as rows, columns or members grow, with the exponent between the last two."""
+    cases = {
+        "rows, D = 20": [(rows, 20, ()) for rows in (1000, 10_000, 100_000)],
+        "columns, 4,000 rows": [(4000, columns, ()) for columns in (20, 80, 320)],
+        "members, 50 x 5": [(50, 5, (members,)) for members in (10, 100, 1000, 10_000)],
+    }
+    for name, sizes in cases.items():
+        found = []  # numbers that grow, with the seconds
+        for rows, columns, batch in sizes:
+            generator = torch.Generator().manual_seed(0)
+            X = torch.randn(*batch, rows, columns, generator=generator) / columns**0.5
+            noise = torch.randn(*batch, rows, generator=generator)
+            model = GeneralizedLinear(X, (X.sum(-1) + noise > 0).double(), classes=(0, 1))
+            run = lambda: fit(CholeskyGaussian(columns, batch), model, progress=False)  # noqa: E731, B023
+            found.append((model.X.numel(), least(run, 3)[1]))
+        (before, shorter), (after, longer) = found[-2:]
+        exponent = math.log(longer / shorter) / math.log(after / before)
+        print(f"{name}: {', '.join(f'{1e3 * at:.3g} ms' for _, at in found)}; exponent {exponent:.2f}", flush=True)
 
 
 def rate(lr: float, falls: bool, step: Any) -> Any:
@@ -213,7 +277,7 @@ def grid(
 def compared(runs: list[Run], gap: float, mine: float) -> tuple[str, str]:
     """The best run's time with its setting, and the ratio."""
     if not runs:
-        return "not installed", "-"
+        return "not run", "-"
     there = [run for run in runs if gap in run.reached]
     if there:
         best = min(there, key=lambda run: run.reached[gap])
@@ -239,9 +303,14 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=300.0, help="seconds for each setting of a peer")
     parser.add_argument("--settings", nargs="+", type=setting_of, help="of the peers, in the place of the grid")
     parser.add_argument("--log", type=Path, help="a file for the results")
+    parser.add_argument("--peers", nargs="+", default=("Pyro", "NumPyro"), choices=("Pyro", "NumPyro"))
+    parser.add_argument("--growth", action="store_true", help="how the time of a fit grows, without peers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
+    if arguments.growth:
+        growth()
+        return
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     if numpyro is None:
@@ -255,9 +324,12 @@ def main() -> None:
         times = ", ".join(f"{gap:g} nats at {1e3 * mine[gap]:.1f} ms" for gap in GAPS)
         print(f"{name}, {len(model.y)} x {model.dim}\n  fit: {times}", flush=True)
         seconds = arguments.patience
-        peers = (pyros, numpyros) if numpyro else (pyros,)
-        runs = [grid(model, lowest, peer, seconds, arguments.settings) for peer in peers]
-        runs += [[]] * (2 - len(runs))
+        modes(model, lowest)
+        peers = {"Pyro": pyros, "NumPyro": numpyros if numpyro else None}
+        runs = [
+            grid(model, lowest, peer, seconds, arguments.settings) if peer and which in arguments.peers else []
+            for which, peer in peers.items()
+        ]
         if arguments.log is not None:
             log(arguments.log, name, mine, dict(zip(("Pyro", "NumPyro"), runs, strict=True)))
         for gap in GAPS:

@@ -1,5 +1,6 @@
 """The loop and its criteria: what ends a run, what is kept of it, and what an engine has to bring."""
 
+import gc
 import itertools
 import math
 import re
@@ -345,6 +346,17 @@ class Halving(Engine):
     def load_state_dict(self, state):
         self.q.load_state_dict(state["posterior"])
         self.count, self.moved = state["count"], False
+
+
+def test_what_a_fit_held_is_freed_at_its_end():
+    """The engine, with the optimizer and its matrices, goes without the collector of cycles."""
+    gc.collect()
+    gc.disable()
+    try:
+        fit(make_posterior("cholesky"), make_model(), progress=False)
+        assert not any(issubclass(type(held), Engine) for held in gc.get_objects())
+    finally:
+        gc.enable()
 
 
 def test_an_engine_of_ones_own(capsys):
