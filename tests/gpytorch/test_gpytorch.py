@@ -430,6 +430,7 @@ class TestTraining:
         if name == "gaussian":
             close(torch.tensor(-result.loss, dtype=torch.float64), collapsed_bound(model, likelihood, x, y), IDENTITY)
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "student_t"])
     def test_joint(self, name):
         """Hyper-parameters and q in one pass, as good as GPyTorch's own loop with twice the epochs."""

@@ -46,6 +46,7 @@ def closed_form(X, y, K, noise, batches):
 
 
 class TestRegression:
+    @pytest.mark.sparse(4)
     @pytest.mark.parametrize("family", FULL)
     @pytest.mark.parametrize("path", ["whitened", "unwhitened", "direct"])
     def test_iterates(self, path, family):

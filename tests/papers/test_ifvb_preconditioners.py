@@ -58,6 +58,7 @@ def relative(a, b):
     return float((a - b).abs().max() / b.abs().max())
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize(("D", "block"), [(50, 1), (50, 40), (300, 1), (300, 7), (300, 64)])
 def test_t1_recursion_is_the_inverse(D, block):
     """Theorem 4.1 for fixed λ: P is the inverse of εI + Σφφᵀ, whatever the block and with vectors waiting."""

@@ -51,6 +51,7 @@ class TestTheSum:
         assert plate == ("rows", N, size)
         self.same(pass_over_plate(Call(subsampled, (X, Y, size), {"product": product}), guide, plate))
 
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("batches", ["tuples", "dicts", "loader"])
     @pytest.mark.parametrize("num_data", [None, N])  # a plate that does not scale, and one that does
     def test_over_batches(self, batches, num_data):

@@ -310,6 +310,7 @@ def test_a_term_sees_the_draws_of_its_own_member():
 # -------------------------------------------------------------------------------- fits
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize(("model", "shape"), [(groups, (6,)), (crossed, (6, 3)), (walks, (5, 4))])
 def test_a_gaussian_posterior_is_that_of_the_dense_guide(model, shape):
     (arrowed, one), (dense, two) = both(model, torch.randn(shape), tolerance=1e-6)

@@ -80,6 +80,7 @@ FORMULAS = ["y ~ year + (1 | g)", "y ~ year + (1 + year | g)", "y ~ year + (1 | 
 
 
 class TestAYear:
+    @pytest.mark.sparse(2)
     @pytest.mark.parametrize("formula", FORMULAS)
     def test_by_a_formula(self, years, formula):
         result = mixed(formula, years).fit(progress=False)

@@ -123,6 +123,7 @@ def test_a_start_far_away_is_not_lost():
     assert far.loss == pytest.approx(best.loss, abs=1e-5)
 
 
+@pytest.mark.sparse(2)
 @pytest.mark.parametrize(("make", "least"), [(epilepsy, 687.239618), (toenail, 654.235130), (hers, 5052.105393)])
 def test_square_root_variational_newton_is_as_quick(make, least):
     """SR-VN on T, to 1e-6 nats of the optimum: at most 20 evaluations with L-BFGS."""
