@@ -153,7 +153,7 @@ PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "mean-field": ("pool.PoolLoop._rough", lambda self, here: True),
     "orthogonal": ("pool.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),
     "mode": ("starts.Starts._searched", lambda self, budget=0, farther=0: None),
-    "units": ("starts.Starts._in_other_units", lambda self, loss, each=0.0: False),
+    "units": ("starts.Starts._in_other_units", lambda self, loss: False),
 }
 
 
