@@ -17,6 +17,7 @@ from torch import Tensor
 from benchmarks.waits import far, reads
 from torchngvi import __version__
 from torchngvi.errors import InputError
+from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
 from torchngvi.methods import VN
 from torchngvi.models import GeneralizedLinear
@@ -33,11 +34,20 @@ class Line(NamedTuple):
     dim: int
     step: float  # found by trial: an evaluation, a move, a verdict
     captured: float | None  # the same as a CUDA graph
+    compiled: float | None  # and after torch.compile
     floor: float
+    evaluation: float
+    fit: float  # from N(0, I) to convergence
     expectation: str  # where E_q[H] is, and its size
 
 
-def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 10_000, dtype: str = "float64") -> None:
+def run(
+    device: str = "cpu",
+    dims: Sequence[int] = (30, 128, 512),
+    rows: int = 10_000,
+    dtype: str = "float64",
+    compiled: bool = False,
+) -> None:
     """Measure, and print a table.
 
     Args:
@@ -45,6 +55,7 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
         dims: numbers D of coefficients, a line each.
         rows: of a logistic regression.
         dtype: "float64" or "float32".
+        compiled: time a step that torch.compile has made too, which takes a minute for each D.
 
     Raises:
         InputError: a device that is not there, a number that is not positive.
@@ -61,12 +72,15 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     named = torch.cuda.get_device_name(at) if at.type == "cuda" else f"{torch.get_num_threads()} threads"
     print(f"torchngvi {__version__}, PyTorch {torch.__version__}, on {device} ({named}), {dtype}")
     print(f"Logistic regression of {rows} rows, a full covariance; medians of {_REPEATS}, in milliseconds.\n")
-    print("    D      step    floor  step/floor  captured  E_q[H]")
+    print("    D      step    floor  step/floor  captured  compiled  evaluation       fit  E_q[H]")
     for dim in dims:
-        line = measured(dim, rows, at, type_)
-        captured = "-" if line.captured is None else f"{1e3 * line.captured:.3f}"
+        line = measured(dim, rows, at, type_, compiled)
+        graphs = ["-" if x is None else f"{1e3 * x:.3f}" for x in (line.captured, line.compiled)]
         step, floor, ratio = 1e3 * line.step, 1e3 * line.floor, line.step / line.floor
-        print(f"{line.dim:5} {step:9.3f} {floor:8.3f} {ratio:11.1f} {captured:>9}  {line.expectation}")
+        whole = f"{1e3 * line.evaluation:11.3f} {1e3 * line.fit:9.1f}"
+        print(
+            f"{dim:5} {step:9.3f} {floor:8.3f} {ratio:11.1f} {graphs[0]:>9} {graphs[1]:>9} {whole}  {line.expectation}"
+        )
     step, evaluation = waits(at)
     how = "" if at.type == "cuda" else ", counted with tensors that pass for those of a GPU"
     print(f"\nThe host waits {step:g} times a step, and {evaluation:g} times an evaluation of a fit by VN{how}.")
@@ -76,7 +90,7 @@ def run(device: str = "cpu", dims: Sequence[int] = (30, 128, 512), rows: int = 1
     )
 
 
-def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> Line:
+def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype, compiled: bool = False) -> Line:
     """Time a step in one number of dimensions, and its floor."""
     model = _regression(dim, rows, device, dtype)
     q = CholeskyGaussian(dim, dtype=dtype, device=device)
@@ -85,10 +99,18 @@ def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> L
     expectation = opt.expectation
     assert expectation is not None
     H = expectation.H
-    captured = None
+
+    def fresh() -> CholeskyGaussian:
+        return CholeskyGaussian(dim, dtype=dtype, device=device)
+
+    graph = made = None
     if device.type == "cuda":
-        other = CholeskyGaussian(dim, dtype=dtype, device=device)
-        captured = _median(CapturedStep(VN(other), model), device, first=5)
+        graph = _median(CapturedStep(VN(fresh()), model), device, first=5)
+    if compiled:
+        made = _median(CapturedStep(VN(fresh()), model, backend="inductor"), device, first=5)
+    with torch.no_grad():
+        evaluation = _median(lambda: Quadrature()(q, model), device)
+    whole = _median(lambda: fit(fresh(), model, progress=False), device, first=1, repeats=3)
     X, C = model.X, q.frame().dense()
     eye = torch.eye(dim, dtype=dtype, device=device)
 
@@ -97,7 +119,8 @@ def measured(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -> L
         torch.linalg.cholesky_ex(projected.mT @ projected + eye)
 
     size = H.numel() * H.element_size() / 2**20
-    return Line(dim, step, captured, _median(least, device), f"{H.device}, {size:.3g} MiB")
+    where = f"{H.device}, {size:.3g} MiB"
+    return Line(dim, step, graph, made, _median(least, device), evaluation, whole, where)
 
 
 def waits(device: torch.device) -> tuple[float, float]:
@@ -142,7 +165,7 @@ def _regression(dim: int, rows: int, device: torch.device, dtype: torch.dtype) -
     return GeneralizedLinear(X, y, classes=(0, 1)).to(device)
 
 
-def _median(do: Callable[[], object], device: torch.device, first: int = 2) -> float:
+def _median(do: Callable[[], object], device: torch.device, first: int = 2, repeats: int = _REPEATS) -> float:
     """Seconds of a call, after some that are not timed."""
 
     def wait() -> None:
@@ -154,7 +177,7 @@ def _median(do: Callable[[], object], device: torch.device, first: int = 2) -> f
     for _ in range(first):
         do()
     taken = []
-    for _ in range(_REPEATS):
+    for _ in range(repeats):
         wait()
         began = time.perf_counter()
         do()
@@ -168,5 +191,6 @@ if __name__ == "__main__":
     flags.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (cpu)")
     flags.add_argument("--dims", type=int, nargs="+", default=[30, 128, 512], help="coefficients (30 128 512)")
     flags.add_argument("--rows", type=int, default=10_000, help="(10000)")
+    flags.add_argument("--compiled", action="store_true", help="a step that torch.compile has made too")
     flags.add_argument("--dtype", choices=("float64", "float32"), default="float64", help="(float64)")
     run(**vars(flags.parse_args()))

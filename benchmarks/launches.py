@@ -9,12 +9,13 @@ points.  ``--each`` names the operations of a row, the most frequent first; ``--
 in MB, with 100,000 rows, 10,000 members and 100,000 groups.
 
 ``--compiled`` prints the calls of the code that inductor makes of an evaluation and of steps on this machine's
-processor, in about a minute: its own kernels, of which each is one or more loops, and those of libraries.
+processor, in a few minutes: its own kernels, of which each is one or more loops, and those of libraries.
 """
 
 import argparse
 import re
 from collections import Counter
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -34,6 +35,7 @@ from torchngvi import (
 from torchngvi.expectations import Quadrature
 from torchngvi.ifvb import IFVB, MeanFieldGaussian
 from torchngvi.models import TractableFactors
+from torchngvi.numerics import gaussian_integrals
 from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.optim import CapturedStep
 from torchngvi.structures import arrow
@@ -204,25 +206,35 @@ def compiled(call):
 
     torch._dynamo.reset()
     text = run_and_get_code(call)[1][0]
-    body = text[text.index("def call(") : text.index("runner = ")]
+    own, body = text.split("def call(")
+    body = body[: body.index("runner = ")]
     fused = re.findall(r"^ *cpp_fused\w*\(", body, re.MULTILINE)
-    loops = re.findall(r"^    \{$", text[: text.index("def call(")], re.MULTILINE)
+    loops = re.findall(r"^    \{$", own, re.MULTILINE)
     other = re.findall(r"= torch\.ops\.\S+\(|^ *extern_kernels\.\w+\(", body, re.MULTILINE)
     return len(fused), len(loops), len(other)
 
 
 def graphs():
-    model = regression()
+    """What is compiled, by name; the moments are the body in C, or operators of the graph as on a device."""
+    model, q = regression(), CholeskyGaussian(DIM, dtype=DTYPE)
+    packet = torch.compile(lambda: Quadrature()(q, model), fullgraph=True)
 
     def captured(**options):
         return CapturedStep(VN(CholeskyGaussian(DIM, dtype=DTYPE), **options), model, backend="inductor")
 
-    q = CholeskyGaussian(DIM, dtype=DTYPE)
-    evaluate = torch.compile(lambda: Quadrature()(q, model), fullgraph=True)
-    with torch.no_grad():
-        yield "evaluation", evaluate
-    yield "step of VN, by trial", captured()
-    yield "step of VN, lr = 0.5", captured(lr=0.5)
+    calls = {
+        "evaluation": torch.no_grad()(lambda: packet()),
+        "step of VN, by trial": captured(),
+        "step of VN, lr = 0.5": captured(lr=0.5),
+    }
+    yield from calls.items()
+
+    def operators(e, v, count):
+        return torch.stack(gaussian_integrals._formula(e, v, 0, count))
+
+    with mock.patch.object(gaussian_integrals, "_operator", operators):
+        yield "evaluation, moments as operators", calls["evaluation"]
+        yield "step of VN, by trial, moments as operators", captured()
 
 
 def main():

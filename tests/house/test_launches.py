@@ -1,6 +1,7 @@
 """How many operations of torch a step takes: each is a launch on a device, and half its time where rows are few."""
 
 import pytest
+from helpers import needs_compile
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
@@ -24,5 +25,11 @@ CEILINGS = {
 @pytest.mark.parametrize("name", CEILINGS)
 def test_a_step_takes_no_more_launches(name):
     counts = launches.TABLE[name]().counts
-    assert sum(counts.values()) <= CEILINGS[name], counts.most_common()
-    assert not counts["_local_scalar_dense"]
+    assert sum(counts.values()) <= CEILINGS[name] and not counts["_local_scalar_dense"], counts.most_common()
+
+
+@pytest.mark.accuracy
+@needs_compile
+def test_a_compiled_step_is_few_calls():
+    for (name, call), most in zip(launches.graphs(), (6, 28), strict=False):  # an evaluation, a step by trial
+        assert sum(launches.compiled(call)[::2]) <= most, name
