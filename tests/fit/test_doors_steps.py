@@ -501,11 +501,10 @@ def test_an_accelerator_is_not_waited_for(monkeypatch):
             return self.numbers if self.asked == 2 else None
 
     monkeypatch.setattr(evaluating, "Fetched", Late)
-    q, opt, behind, seen = CholeskyGaussian(2), evaluating.Watch(), evaluating.Behind(), []
-    state = {"far": torch.tensor(torch.nan), "counts": torch.zeros(2)}
+    behind, seen, state = evaluating.Behind(), [], {"far": torch.tensor(torch.nan), "counts": torch.zeros(2)}
     for step in range(10):
         last = evaluating.Seen(torch.tensor(1.0), torch.ones(()), torch.tensor(step != 3), None, True)
-        seen.append([counts[0] for _, counts in behind.counted(opt, q, last, state)])
+        seen.append([counts[0] for _, counts in behind.counted(evaluating.Watch(), CholeskyGaussian(2), last, state)])
     assert seen == [[], [], [], [], [1.0, 2.0, 3.0], [], [], [0.0, 1.0, 2.0], [], []]
     assert Late.sizes == [9, 9, 9]
     assert (state["far"].tolist(), state["counts"].tolist()) == (3e6, [2.0, 0.0])
