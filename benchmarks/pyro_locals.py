@@ -33,7 +33,7 @@ from torchngvi import PrecisionCholeskyGaussian, fit
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide
 from torchngvi.adapters.pyro.local_guide import Visits
 from torchngvi.models import MixedLogJoint, MixedPrior, Wishart
-from torchngvi.structures.storage import Part
+from torchngvi.structures.forest import Part
 
 LOOKS = 6  # at the ELBO of AutoNormal
 LOOKS_ON_THE_WAY = 10  # at that of ours in the first visits

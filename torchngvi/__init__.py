@@ -8,7 +8,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 from torchngvi.renamed import GONE, NAMES, find_moved_name, install_finder
 
 __version__ = "0.2.0"

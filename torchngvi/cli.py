@@ -15,7 +15,7 @@ from typing import Any
 
 from torchngvi.app.settings import DEBUG, check_file, check_folder, gone_command, parser, read_toml, settings_from
 from torchngvi.errors import InputError, TorchngviError
-from torchngvi.extras import install
+from torchngvi.messages import install
 
 # what is missing, by the extra that brings it
 _EXTRAS = dict.fromkeys(("formulae", "matplotlib", "numpy", "pandas", "rich", "scipy", "sklearn"), "cli")

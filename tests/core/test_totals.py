@@ -24,8 +24,8 @@ from torchngvi import (
     fit,
     rules,
 )
-from torchngvi.expectations import Draws, PathDerivative, Quadrature, ScoreFunction, sample_average
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations import Draws, PathDerivative, Quadrature, ScoreFunction, sampled
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.interfaces import Cost, Expectation, Framed, Local, Rule, TractableTarget
 from torchngvi.metrics import QuasiNewton, SiteNewton
 from torchngvi.models import TractableFactors
@@ -307,7 +307,7 @@ def test_estimators_that_weigh_draws_by_their_length(kind, pairs, monkeypatch):
         return (e.value, e.noise2) if e.noise2 is not None else (e.value, q.norm2(q.local(e)))
 
     with monkeypatch.context() as patched:
-        patched.setattr(sample_average, "_without_linear", lambda odd, z: odd)
+        patched.setattr(sampled, "_without_linear", lambda odd, z: odd)
         whole = estimated(of_whole(CholeskyGaussian, *normals()), slice(None))
     halves = on_both(lambda rank, meeting: estimated(of_half(CholeskyGaussian, *normals(), rank, meeting), PARTS[rank]))
     for place in range(2):

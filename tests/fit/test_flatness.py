@@ -9,7 +9,7 @@ import torch
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, LogJoint, fit
 from torchngvi.diagnostics.linear_response import Residuals, _Part, flatness, third_order
 from torchngvi.expectations.draws import Antithetic, Fixed
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting.descent import Descent, Point, SampledObjective
 from torchngvi.fitting.fresh import Fresh
 from torchngvi.fitting.sample_average import why_converged as converged

@@ -12,7 +12,7 @@ from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear,
 from torchngvi.diagnostics.importance import smoothed
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting import fresh, sample_average
 from torchngvi.fitting.descent import Point
 from torchngvi.fitting.settings import EngineSettings

@@ -15,8 +15,7 @@ from torchngvi.diagnostics import Residuals
 from torchngvi.diagnostics.verdict import OtherMode
 from torchngvi.errors import InputError
 from torchngvi.refinement import FanLayer, LayeredGaussian, Mixture, RefinementWarning, WarpLayer, WeightedDraws
-from torchngvi.refinement.density import Joint
-from torchngvi.refinement.fan import LineDensity, Nodes, Spline, _gains, _warp_gain, fitted, orthogonal, trace
+from torchngvi.refinement.fan import Joint, LineDensity, Nodes, Spline, _gains, _warp_gain, fitted, orthogonal, trace
 from torchngvi.refinement.refinement import best_shares, examined_again
 
 LOG_TAU = 0.5 * math.log(2 * math.pi)

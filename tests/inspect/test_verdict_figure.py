@@ -11,7 +11,7 @@ from torchngvi import CholeskyGaussian
 from torchngvi.diagnostics import examine
 from torchngvi.diagnostics.verdict import Effort, Marginals, Verdict
 from torchngvi.errors import InputError
-from torchngvi.extras import install
+from torchngvi.messages import install
 
 F64 = torch.float64
 

@@ -496,7 +496,7 @@ class TestDataLogJoint:
     @pytest.mark.parametrize("shape", [(7, 4), (7, 3, 4), (4,)])
     def test_draws_times_rows_are_bounded(self, shape, monkeypatch):
         """Many draws of a large batch come to the function some at a time; values and gradients are the same."""
-        monkeypatch.setattr("torchngvi.models.data_log_joint._CELLS", 60)
+        monkeypatch.setattr("torchngvi.models.streamed._CELLS", 60)
         x, weight, seen = randn(40, 4, seed=1), randn(*shape[:-1], seed=3), []
 
         def log_likelihood(theta, batch):
@@ -516,7 +516,7 @@ class TestDataLogJoint:
         assert max(seen) == (60 if theta.ndim > 1 else 20)
 
     def test_draws_of_rows_in_files_are_bounded(self, monkeypatch):
-        monkeypatch.setattr("torchngvi.models.data_log_joint._CELLS", 60)
+        monkeypatch.setattr("torchngvi.models.streamed._CELLS", 60)
         X, seen = randn(40, 4, seed=1), []
 
         class Watched(GeneralizedLinear):

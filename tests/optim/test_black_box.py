@@ -44,7 +44,7 @@ from torchngvi.expectations import (
     ScoreFunction,
     Stein,
 )
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.interfaces import Framed, Raw
 from torchngvi.models import LogJoint
 

@@ -32,7 +32,7 @@ from torchngvi.expectations import Antithetic, Autograd, Independent
 from torchngvi.interfaces import Raw, TractableTarget
 from torchngvi.models.likelihoods import GaussianNoise, StudentT
 from torchngvi.models.regularized import ExpectedPenalty, Regularized
-from torchngvi.numerics.versions import Versions
+from torchngvi.numerics.arrays import Versions
 from torchngvi.registry import POSTERIORS
 from torchngvi.rules import NaturalGradient, VariationalNewton
 from torchngvi.stepsizes import Constant

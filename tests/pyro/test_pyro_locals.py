@@ -14,7 +14,7 @@ import pyro.distributions as dist  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoLocalGaussian, fit_guide, log_joint  # noqa: E402
-from torchngvi.structures.storage import Part  # noqa: E402
+from torchngvi.structures.forest import Part  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 

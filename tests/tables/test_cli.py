@@ -22,7 +22,7 @@ from sklearn.preprocessing import StandardScaler
 import torchngvi
 from torchngvi.app.settings import GONE, Settings, parser, read_toml, settings_from
 from torchngvi.cli import main
-from torchngvi.extras import install
+from torchngvi.messages import install
 
 pytest.importorskip("formulae")
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchngvi.errors import InputError, ScaleWarning
-from torchngvi.extras import install
+from torchngvi.messages import install
 from torchngvi.tables import formulas, regression
 from torchngvi.tables.design import Formula, FormulaColumns, design_of_arrays
 from torchngvi.tables.families import family_of

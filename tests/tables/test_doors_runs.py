@@ -17,8 +17,8 @@ from kills import Points, in_a_child, killed, needs_forks
 import torchngvi
 from torchngvi.cli import main
 from torchngvi.errors import InputError
-from torchngvi.extras import install
 from torchngvi.fitting.checkpoints import remove_left, write_whole
+from torchngvi.messages import install
 from torchngvi.numerics import kernels
 from torchngvi.numerics.kernels import CompilerError
 from torchngvi.tables import Formula, mixed

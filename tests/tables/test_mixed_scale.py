@@ -16,7 +16,7 @@ from torchngvi.models import BernoulliLogit, MixedLogJoint, NegativeBinomial, mi
 from torchngvi.models.mixed import row_moments
 from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.structures import arrow, forest
-from torchngvi.structures.storage import summed_product
+from torchngvi.structures.forest import summed_product
 
 
 @pytest.mark.parametrize("family", ["poisson", "logit"])

@@ -10,7 +10,7 @@ from made import factor, result_of, table_result
 from torchngvi import MixedModel
 from torchngvi.errors import InputError
 from torchngvi.tables import load
-from torchngvi.tables.left_out import PartsLeftOut, RowsLeftOut, compare
+from torchngvi.tables.effects import PartsLeftOut, RowsLeftOut, compare
 from torchngvi.tables.table import ByFactor
 
 N = torch.distributions.Normal

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
-from torchngvi.extras import needing
 from torchngvi.interfaces import Coordinates, Estimator, Expectation, Target
+from torchngvi.messages import needing
 from torchngvi.numerics.linalg import cholesky, tril_half
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian

@@ -20,7 +20,7 @@ from torchngvi.app.readers import read_table
 from torchngvi.app.settings import check_file, file_name
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import remove_left, write_whole
-from torchngvi.tables import left_out
+from torchngvi.tables import effects
 from torchngvi.tables.result import TableResult
 from torchngvi.tables.saved import result_of
 
@@ -223,4 +223,4 @@ def compare(runs: Sequence[str]) -> None:
     for run in (best, *others):
         print(f"{run}: {found[run]}")
     for run in others:
-        print(left_out.compare(results[best], results[run], (best, run)))
+        print(effects.compare(results[best], results[run], (best, run)))

@@ -13,16 +13,17 @@ from torchngvi.diagnostics.examination import ExaminationSettings, examine
 from torchngvi.diagnostics.importance import Estimate, Smoothed, elbo, k_hat, log_weights, smoothed
 from torchngvi.diagnostics.linear_response import (
     Confirmed,
+    Margin,
     Residuals,
     ThirdOrder,
     confirm,
+    laplace_margin,
     response_covariance,
     response_log_sd,
     tails,
     third_order,
     third_order_of_values,
 )
-from torchngvi.diagnostics.marginal import Margin, laplace_margin
 from torchngvi.diagnostics.predictive import (
     accuracy,
     coded,

@@ -29,8 +29,8 @@ from torchngvi.interfaces import Framed, LinearTarget, Posterior, Prior, Target,
 from torchngvi.interfaces.targets import AdditiveTractable
 from torchngvi.models.log_joint import as_target, read_posterior
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import tracked
 from torchngvi.numerics.gaussian_integrals import row_constants
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved

@@ -19,15 +19,16 @@ from torchngvi.arguments import read_count, read_instance, read_list, read_seed,
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.importance import Sampled, corrected_moments
 from torchngvi.diagnostics.linear_response import (
+    Margin,
     Residuals,
     ThirdOrder,
     confirm,
     finite_pairs,
+    laplace_margin,
     tails,
     third_order,
     third_order_of_values,
 )
-from torchngvi.diagnostics.marginal import Margin, laplace_margin
 from torchngvi.diagnostics.verdict import (
     LIMITS,
     NOT,
@@ -52,8 +53,7 @@ from torchngvi.interfaces import Target
 from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, starting_points
 from torchngvi.models.factors import FAILING, VALUE, Guarded
 from torchngvi.models.log_joint import FullPrecision, WarpedTarget, as_target, read_gaussian, read_posterior, unwarped
-from torchngvi.numerics.arrays import writable
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked, writable
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warps import Warped
 from torchngvi.structures import Dense

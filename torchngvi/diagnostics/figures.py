@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from torchngvi.errors import InputError
-from torchngvi.extras import install
+from torchngvi.messages import install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torchngvi.diagnostics.figures import BLUE, FAINT, INK, ORANGE, new_figure
 from torchngvi.diagnostics.importance import USELESS, Corrected, Sampled, worth
-from torchngvi.diagnostics.linear_response import LARGEST
-from torchngvi.diagnostics.marginal import Margin
+from torchngvi.diagnostics.linear_response import LARGEST, Margin
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Target
 from torchngvi.models.log_joint import WarpedTarget

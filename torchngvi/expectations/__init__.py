@@ -3,7 +3,6 @@
 from torchngvi.expectations.draws import Antithetic, Draws, Fixed, Independent, Quasi
 from torchngvi.expectations.flat import StatisticRegression
 from torchngvi.expectations.quadrature import PerFactor, PiecewiseBound, Quadrature
-from torchngvi.expectations.sample_average import SampleAverage
 from torchngvi.expectations.sampled import (
     Autograd,
     BonnetPrice,
@@ -15,6 +14,7 @@ from torchngvi.expectations.sampled import (
     MonteCarlo,
     PathDerivative,
     Reparametrized,
+    SampleAverage,
     ScoreFunction,
     Stein,
 )

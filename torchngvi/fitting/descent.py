@@ -27,7 +27,7 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.linear_response import PAIRS, Residuals, flatness
 from torchngvi.expectations import PerFactor
 from torchngvi.expectations.draws import Fixed, Seen
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.loop import Ending
 from torchngvi.fitting.records import Record

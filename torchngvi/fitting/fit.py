@@ -34,7 +34,7 @@ from torchngvi.fitting.stopping import (
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.models import GeneralizedLinear
 from torchngvi.models.log_joint import as_target, read_posterior
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked
 from torchngvi.optim import NaturalGradientVI, Watch
 from torchngvi.posteriors.gaussian import Gaussian
 

@@ -27,9 +27,8 @@ from torchngvi.mode import find_modes, search_points
 from torchngvi.models import GeneralizedLinear, TractableFactors
 from torchngvi.models.log_joint import FullPrecision, as_target, read_gaussian, read_posterior
 from torchngvi.numerics import sparse
-from torchngvi.numerics.arrays import anyone
+from torchngvi.numerics.arrays import anyone, tracked
 from torchngvi.numerics.linalg import cholesky, eigh, finite
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.mixture import Mixture
 from torchngvi.structures import Forest, Pattern

@@ -21,9 +21,8 @@ from torchngvi.fitting.streaming import start_in_passes, stream_rows
 from torchngvi.interfaces import Coordinates, Posterior, Target, TractableTarget, known_everywhere
 from torchngvi.methods import VN, NewtonCG
 from torchngvi.models import GeneralizedLinear
-from torchngvi.numerics.arrays import anyone, everyone, on_host
+from torchngvi.numerics.arrays import Versions, anyone, everyone, on_host
 from torchngvi.numerics.linalg import finite
-from torchngvi.numerics.versions import Versions
 from torchngvi.optim import NaturalGradientVI, Status
 from torchngvi.optim.evaluating import Report
 from torchngvi.posteriors.gaussian import Gaussian

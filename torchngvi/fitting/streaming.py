@@ -24,7 +24,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchngvi.distributed import Processes, synchronize
 from torchngvi.expectations.draws import Fixed
-from torchngvi.expectations.sample_average import SampleAverage
+from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting.fresh import allowance, sampled_loss
 from torchngvi.fitting.settings import EngineSettings
 from torchngvi.interfaces import FullPrior, Target

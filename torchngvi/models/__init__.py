@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from torchngvi.models.data_log_joint import DataLogJoint
 from torchngvi.models.factor_graph import ExpectedFactor, FactorGraph, SiteFactor
 from torchngvi.models.factors import FactorTarget, GroupedLogJoint, TractableFactors
 from torchngvi.models.generalized_linear import GeneralizedLinear
@@ -21,7 +20,7 @@ from torchngvi.models.mixed_prior import Exponential, HalfNormal, HalfT, MixedPr
 from torchngvi.models.regularized import ExpectedPenalty, MeanPenalty, Regularized
 from torchngvi.models.sharded import Sharded, ShardedDraws, ShardedLogJoint, ShardedTractable
 from torchngvi.models.softmax import SoftmaxRegression
-from torchngvi.models.streamed import Streamed
+from torchngvi.models.streamed import DataLogJoint, Streamed
 from torchngvi.renamed import find_gone
 
 __all__ = [

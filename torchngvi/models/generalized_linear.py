@@ -21,8 +21,8 @@ from torchngvi.models import checks
 from torchngvi.models import checks as graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import settings_of, tensors_of, tracked
 from torchngvi.numerics.linalg import multiply
-from torchngvi.numerics.versions import settings_of, tensors_of, tracked
 from torchngvi.posteriors.shapes import fits
 
 _WITH_PARAMETERS = {  # of which a word alone makes none

@@ -62,15 +62,15 @@ from torchngvi.models.mixed_prior import (
 )
 from torchngvi.models.standardize import WIDTH, Standardization, full_set, location_and_unit, mean_and_sd
 from torchngvi.numerics import small_blocks, sparse
+from torchngvi.numerics.arrays import settings_of, tensors_of, tracked
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky, column_rank, positive_columns
-from torchngvi.numerics.versions import settings_of, tensors_of, tracked
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.renamed import warn_renamed
 from torchngvi.structures import Forest, arrow
+from torchngvi.structures.forest import Part
 from torchngvi.structures.pattern import Structured
-from torchngvi.structures.storage import Part
 
 _AT_ONCE = 65_536  # rows of which everything is computed together on the CPU
 Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]

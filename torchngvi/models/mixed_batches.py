@@ -26,9 +26,9 @@ from torchngvi.models import checks
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Effects, half_squares
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked
+from torchngvi.structures.forest import Part
 from torchngvi.structures.pattern import Structured
-from torchngvi.structures.storage import Part
 
 _SHORTER, _LONGER = 0.35, 2.0  # factors of a member's step size after a failure and after a success
 _SHARE = 0.1  # of the norm of the globals that the members may leave

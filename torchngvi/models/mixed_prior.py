@@ -31,9 +31,9 @@ from torch import Tensor
 from torchngvi.arguments import is_number
 from torchngvi.errors import InputError
 from torchngvi.models import checks
+from torchngvi.numerics.arrays import tracked
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.numerics.special import normal_rule
-from torchngvi.numerics.versions import tracked
 
 
 class Wishart(NamedTuple):

@@ -27,8 +27,8 @@ from torchngvi.arguments import is_number, read_list, read_number, read_sizes, r
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import AdditiveTractable, Curved, Frame, Raw, Sites, Target
 from torchngvi.models.log_joint import LogJoint
+from torchngvi.numerics.arrays import settings_of, tensors_of
 from torchngvi.numerics.gaussian_integrals import Moments, saturating_square
-from torchngvi.numerics.versions import settings_of, tensors_of
 
 
 class Penalty(ABC):

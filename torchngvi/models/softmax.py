@@ -27,8 +27,8 @@ from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Poste
 from torchngvi.models import checks
 from torchngvi.models import checks as graphs
 from torchngvi.numerics import sparse
+from torchngvi.numerics.arrays import tracked
 from torchngvi.numerics.linalg import cholesky, tril_half
-from torchngvi.numerics.versions import tracked
 
 # The rows of softmax regression: expectations of log Σ_k exp η_k over several jointly normal predictors, by nodes
 

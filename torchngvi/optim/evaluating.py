@@ -34,8 +34,7 @@ from torchngvi.interfaces import (
 )
 from torchngvi.messages import listed
 from torchngvi.models.log_joint import as_target
-from torchngvi.numerics.arrays import Fetched
-from torchngvi.numerics.versions import Versions, tracked
+from torchngvi.numerics.arrays import Fetched, Versions, tracked
 from torchngvi.optim import pairs
 
 

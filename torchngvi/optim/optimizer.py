@@ -50,9 +50,8 @@ from torchngvi.interfaces import (
 )
 from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.log_joint import FullPrecision, as_target, classify
-from torchngvi.numerics.arrays import anyone, constant
+from torchngvi.numerics.arrays import anyone, constant, tracked
 from torchngvi.numerics.linalg import finite
-from torchngvi.numerics.versions import tracked
 from torchngvi.optim import evaluating, pairs
 from torchngvi.optim.evaluating import EvaluatingOptimizer, Evaluation, Heading, Report, State
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease

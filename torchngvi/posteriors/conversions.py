@@ -19,8 +19,8 @@ from torchngvi.interfaces import (
     known_everywhere,
     where_members,
 )
+from torchngvi.numerics.arrays import Versions, tracked
 from torchngvi.numerics.linalg import cholesky, eigh
-from torchngvi.numerics.versions import Versions, tracked
 from torchngvi.posteriors.shapes import ProbedPosterior, fits, zeros_for
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
 from torchngvi.structures.pattern import Structured

@@ -20,9 +20,8 @@ from torch import Tensor
 from torchngvi.arguments import read_generator, read_tensor
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
-from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.arrays import tracked, writable
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.gaussian import CholeskyGaussian, Gaussian
 from torchngvi.posteriors.shapes import ProbedPosterior, Shape, refused, sizes
 from torchngvi.structures.pattern import NoMatrix

@@ -4,8 +4,7 @@
 Gaussian, and `fan` for how it is chosen.
 """
 
-from torchngvi.refinement.density import Density, WeightedDraws
-from torchngvi.refinement.fan import FanLayer, LayeredGaussian, WarpLayer
+from torchngvi.refinement.fan import Density, FanLayer, LayeredGaussian, WarpLayer, WeightedDraws
 from torchngvi.refinement.refinement import Mixture, Refinement, RefinementWarning, refine
 
 __all__ = [

@@ -17,13 +17,24 @@ from torchngvi.interfaces import Posterior, Target
 from torchngvi.mode import distinct_modes, find_modes, search_points
 from torchngvi.models import LogJoint
 from torchngvi.models.log_joint import FullPrecision, as_target, read_posterior
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked
 from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors.gaussian import CholeskyGaussian, Gaussian
 from torchngvi.posteriors.shapes import number_of_draws
 from torchngvi.posteriors.warps import Warped
-from torchngvi.refinement.density import DRAWS, LOG_TAU, Density, Joint, Quality, quality, weighted_draws, widened
-from torchngvi.refinement.fan import LayeredGaussian, Layering, fitted
+from torchngvi.refinement.fan import (
+    DRAWS,
+    LOG_TAU,
+    Density,
+    Joint,
+    LayeredGaussian,
+    Layering,
+    Quality,
+    fitted,
+    quality,
+    weighted_draws,
+    widened,
+)
 
 KINDS = ("fan", "mixture", "importance")
 _ADVICE = " Try other coordinates of the parameters, more starts, or Markov chains."

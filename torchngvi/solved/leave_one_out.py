@@ -22,7 +22,7 @@ from torchngvi.interfaces import Sites
 from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.models.log_joint import read_posterior
 from torchngvi.numerics import linalg
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.solved.response import check_optimum, fit_again, read_regression
@@ -97,7 +97,7 @@ class Optimum:
         norm = max(norm, torch.finfo(q.dtype).eps)
         bend, bend2 = (model.weights * part for part in sites.bends(*sites.at))
         bend2 = 2 * bend2  # ∂_v = ½∂_ee
-        factor = None if q.dim > cls.widest else _factor(A, W0, sites.beta, bend, bend2)
+        factor = None if q.dim > cls.widest else _factor(A, W0, bend, bend2)
         e, v = model.predictor(q.mean), A.square().sum(-1)  # of rows of weight 0 too
         return cls(model.X, model.weights, e, v, sites.alpha, sites.beta, bend, bend2, q.mean, C, V, norm, factor)
 
@@ -190,7 +190,7 @@ def refit(model: GeneralizedLinear, out: Tensor, mean: Tensor, root: Tensor) -> 
     return q.mean, q.scale_tril, fit_again(q, without).evaluations
 
 
-def _factor(A: Tensor, W0: Tensor, beta: Tensor, bend: Tensor, bend2: Tensor) -> Tensor:
+def _factor(A: Tensor, W0: Tensor, bend: Tensor, bend2: Tensor) -> Tensor:
     """The Cholesky factor of the Hessian of L in the frame, over (δ, T_kl for k ≥ l), (P, P)."""
     dim = A.shape[1]
     low = torch.tril_indices(dim, dim, device=A.device)

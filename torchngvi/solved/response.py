@@ -19,9 +19,8 @@ from torchngvi.interfaces import AdditiveTractable, Expectation, Frame, Local, T
 from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.models.log_joint import read_posterior
 from torchngvi.numerics import sparse
-from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.arrays import tracked, writable
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved

@@ -8,11 +8,10 @@ with `effects` of columns, what was left out (`left_out`), and the same in a fil
 """
 
 from torchngvi.tables.design import Formula, design_of_arrays
-from torchngvi.tables.effects import EffectTable, Prediction, TableDraws
+from torchngvi.tables.effects import EffectTable, GroupsLeftOut, Prediction, RowsLeftOut, TableDraws, compare
 from torchngvi.tables.families import FAMILIES, Family, Held, family_of
 from torchngvi.tables.family_checks import check_family
 from torchngvi.tables.globals import FitSettings
-from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut, compare
 from torchngvi.tables.many import ManyResult, ManySettings, fit_many
 from torchngvi.tables.model import MixedModel, TableModel, mixed, regression
 from torchngvi.tables.parts import Design, Factor

@@ -264,7 +264,7 @@ def cleaned(
             new[name] = _beyond_64_bits(column)
         elif (fault := of_look(name, look, door)) is not None:
             faults.append(fault)
-        elif (note := _of_texts(name, look, texts, door)) is not None:
+        elif (note := _of_texts(name, look, texts)) is not None:
             notes.append(note)
     return Cleaned(frame.assign(**new) if new else frame, tuple(notes), tuple(faults))
 
@@ -333,7 +333,7 @@ def _of_dates(name: str, example: str, door: Door) -> str:
     return f"column {name!r} holds dates or times such as {example!r}. {door.remedies(name, first)}"
 
 
-def _of_texts(name: str, look: Look, texts: Any, door: Door) -> str | None:
+def _of_texts(name: str, look: Look, texts: Any) -> str | None:
     """A note of texts that are taken as categories though some, or all, are numbers."""
     if look.kind == "numbers" and texts.nunique() > 2:
         return (
@@ -633,7 +633,7 @@ def of_formula(
         if texts and name not in coded and not any(repr(name) in fault for fault in faults):
             look = look_at(dict.fromkeys(column.dropna(), 1), comma=comma)
             many = of_levels(name, column.nunique(), door, chosen=False)
-            of_numbers = _of_texts(name, look, column, door) if many and look.kind == "numbers" else None
+            of_numbers = _of_texts(name, look, column) if many and look.kind == "numbers" else None
             faults += [f"{of_numbers}."] if of_numbers else many
     plain = [name for name in predictors if name not in coded]
     notes = (*of_identifiers(found.frame, plain, door), *of_codes(found.frame, plain, door))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 from torchngvi.tables.families import Held
 from torchngvi.tables.parts import Design
 from torchngvi.tables.table import Marginals

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from torchngvi.errors import InputError
-from torchngvi.extras import install
+from torchngvi.messages import install
 
 try:
     import formulae

@@ -41,8 +41,7 @@ from torch import Tensor
 from torchngvi.arguments import read_seed
 from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
-from torchngvi.extras import needing
-from torchngvi.messages import listed
+from torchngvi.messages import listed, needing
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior, ScalePrior
 from torchngvi.numerics import small_blocks

@@ -17,10 +17,19 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
-from torchngvi.tables import effects, exports, left_out
-from torchngvi.tables.effects import Asked, EffectTable, Prediction, Predictor, TableDraws, check_kind, check_population
+from torchngvi.tables import effects, exports
+from torchngvi.tables.effects import (
+    Asked,
+    EffectTable,
+    GroupsLeftOut,
+    Prediction,
+    Predictor,
+    RowsLeftOut,
+    TableDraws,
+    check_kind,
+    check_population,
+)
 from torchngvi.tables.families import Family
-from torchngvi.tables.left_out import GroupsLeftOut, RowsLeftOut
 from torchngvi.tables.parts import Design, Factor, Posterior
 from torchngvi.tables.priors import Priors
 from torchngvi.tables.table import (
@@ -489,7 +498,7 @@ class TableResult:
             InputError: a bound that is negative.
         """
         worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
-        return left_out.leave_one_out(self, worst, count, seed)
+        return effects.leave_one_out(self, worst, count, seed)
 
     def leave_one_group_out(self, worst: float = USELESS, groups: Factor | None = None) -> GroupsLeftOut:
         """Compute the log predictive density of all rows of each group given the other groups.
@@ -509,7 +518,7 @@ class TableResult:
             InputError: of a model without grouping factors, or with several; a negative bound.
         """
         worst = read_number("worst", worst, "bounds a k-hat", at_least=0, infinite=True)
-        return left_out.leave_one_group_out(self, worst, groups)
+        return effects.leave_one_group_out(self, worst, groups)
 
     # ---------------------------------------------------------------------------- elsewhere
 

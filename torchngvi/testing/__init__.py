@@ -8,10 +8,10 @@ which input.  Where all hold it returns nothing.  It needs no test runner, takes
 the same result at each call, since what it draws comes from seeds of its own.
 """
 
+from torchngvi.testing.claims import check_structure
 from torchngvi.testing.estimators import check_estimator, check_likelihood
 from torchngvi.testing.parts import check_acceleration, check_metric, check_momentum, check_rule, check_step_size
 from torchngvi.testing.posteriors import check_exponential_family, check_flat_posterior, check_posterior
-from torchngvi.testing.structures import check_structure
 
 __all__ = [
     "check_acceleration",

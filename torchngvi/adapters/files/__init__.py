@@ -22,7 +22,7 @@ import torch
 
 from torchngvi.arguments import read_count, read_instance, read_list, read_names, read_path
 from torchngvi.errors import InputError
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 
 with needing("torchngvi.adapters.files", "parquet"):
     import numpy as np

@@ -6,7 +6,7 @@ several tasks or latent functions, steps from the derivatives of each datum, wit
 factor of the covariance (`SparseGP`, `train_svgp`, `train_svgp_in_batches`, `refine_svgp`).
 """
 
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 
 with needing("torchngvi.adapters.gpytorch", "gpytorch"):
     from torchngvi.adapters.gpytorch.conditioning import (

@@ -42,8 +42,8 @@ from torchngvi.adapters.gpytorch.kernels import kernels
 from torchngvi.arguments import read_instance, read_number, read_size, read_sizes
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame
+from torchngvi.numerics.arrays import Versions
 from torchngvi.numerics.linalg import cholesky, positive_columns
-from torchngvi.numerics.versions import Versions
 from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat.flat_gaussian import FlatGaussian

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Frame, Sites
+from torchngvi.numerics.arrays import Versions
 from torchngvi.numerics.linalg import gram, triangular_gram, triangular_rows
-from torchngvi.numerics.versions import Versions
 
 
 class Kernels(NamedTuple):

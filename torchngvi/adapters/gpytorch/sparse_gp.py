@@ -28,8 +28,8 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.models import streamed
+from torchngvi.numerics.arrays import Versions
 from torchngvi.numerics.gaussian_integrals import Moments
-from torchngvi.numerics.versions import Versions
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 

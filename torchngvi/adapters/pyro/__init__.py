@@ -23,7 +23,7 @@ True
 1.5
 """
 
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 
 with needing("torchngvi.adapters.pyro", "pyro"):
     from torchngvi.adapters.pyro.centring import Centred, centred

@@ -46,7 +46,7 @@ from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult
 from torchngvi.interfaces import Target
 from torchngvi.models import DataLogJoint, ShardedDraws
-from torchngvi.models.data_log_joint import check_batches, rows_of, sums_that_differ
+from torchngvi.models.streamed import check_batches, rows_of, sums_that_differ
 
 _DONE = "_decentered"  # the end of the names that LocScaleReparam gives
 

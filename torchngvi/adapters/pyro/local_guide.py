@@ -63,7 +63,7 @@ from torchngvi.interfaces import Frame
 from torchngvi.methods import VN
 from torchngvi.models.mixed_batches import BoundOfMembers, Locals, Seen, natural_norm, settled
 from torchngvi.numerics import small_blocks
-from torchngvi.numerics.versions import tracked
+from torchngvi.numerics.arrays import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import PrecisionCholeskyGaussian
 

@@ -40,8 +40,7 @@ from torchngvi.latents.summary import LaplaceError, Latents, Rule
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.refinement import RefinementWarning, refine
-from torchngvi.refinement.density import Density
-from torchngvi.refinement.fan import LayeredGaussian
+from torchngvi.refinement.fan import Density, LayeredGaussian
 
 _NOT_FITTED = (
     "an AutoMarginal draws the members of plates given the data of its fit: call fit_guide(model, guide, *args) first, "

@@ -5,7 +5,7 @@ over the coefficients, so that ``predict(X, return_std=True)`` and `sample_poste
 scikit-learn is in the extra "sklearn".
 """
 
-from torchngvi.extras import needing
+from torchngvi.messages import needing
 
 with needing("torchngvi.adapters.sklearn", "sklearn"):
     from torchngvi.adapters.sklearn.estimators import (

@@ -19,8 +19,8 @@ from torch import Tensor
 from torchngvi.arguments import read_generator, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Expectation, Frame, Framed, Local, Move, RootTangent, Tangent
+from torchngvi.numerics.arrays import tracked
 from torchngvi.numerics.linalg import cholesky
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.shapes import ProbedPosterior, Shape, sizes
 from torchngvi.structures.pattern import NoMatrix, Structured
 

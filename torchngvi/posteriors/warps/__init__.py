@@ -21,9 +21,8 @@ from torch import Tensor
 from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
-from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.arrays import tracked, writable
 from torchngvi.numerics.linalg import eigh
-from torchngvi.numerics.versions import tracked
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import ProbedPosterior, Shape, normal
 
