@@ -9,7 +9,7 @@ from torch import Tensor
 from torchngvi.arguments import is_number, read_count, read_instance, read_number
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Path, StepSize, Trial, TrialStepSize
-from torchngvi.numerics.arrays import constant
+from torchngvi.numerics import arrays  # an old path of this package is named constant
 
 __all__ = [
     "Backtracking",
@@ -60,7 +60,7 @@ class Constant(StepSize):
         """Return the learning rate as ρ for every member, (*batch,)."""
         if isinstance(lr, Tensor):
             return torch.ones_like(like) * lr
-        return constant(lr, like.dtype, like.device).expand(like.shape)
+        return arrays.constant(lr, like.dtype, like.device).expand(like.shape)
 
 
 # A step that is a convex combination: ρ = lr, held to [0, 1]
