@@ -67,6 +67,7 @@ def test_any_other_path_is_not_found():
 
 @pytest.mark.parametrize(("old", "new"), sorted(tables_of_release.MODULES.items()))
 def test_each_row_of_modules(old, new):
+    assert not callable(vars(importlib.import_module(old.rpartition(".")[0])).get(old.rpartition(".")[2])), "hidden"
     sys.modules.pop(old, None)
     with pytest.warns(FutureWarning, match="is understood in this release only"):
         assert importlib.import_module(old) is importlib.import_module(new)
