@@ -150,7 +150,6 @@ class CapturedStep:
         )
         self._places = _places(optimizer._state(0))
         self._state = [_Held(values[name]) for values, name in self._places]
-        self._old = [held.now().clone() for held in self._state]
 
     # -------------------------------------------------------------------------------- what the graph does
 
@@ -170,8 +169,8 @@ class CapturedStep:
             norm2 = heading.norm2()
             if self.tolerance > 0:
                 self._done.copy_((norm2 <= (self.tolerance * target.temperature) ** 2).all())
-            done, here, given = self._done[0], q.snapshot(), [held.now() for held in self._state]
-            torch._foreach_copy_(self._old, given)
+            done, here = self._done[0], q.snapshot()
+            old = torch._foreach_mul([held.now() for held in self._state], 1)  # copies, by one kernel
             trial = optimizer._advance(
                 0, evaluation, heading, lambda: optimizer._evaluate_target(target, q), target.coupled
             )
@@ -180,7 +179,7 @@ class CapturedStep:
         rho, accepted = optimizer.last
         self._row.copy_(torch.stack([evaluation.loss, norm2, rho, (accepted & ~done).to(norm2.dtype)]))
         # all of them before the first is written: the pairs of a quasi-Newton memory move up by one
-        pairs = zip(self._old, self._places, strict=True)
+        pairs = zip(old, self._places, strict=True)
         new = [torch.where(done, before, values[name]) for before, (values, name) in pairs]
         held = list(self._state)
         for after, before in zip(tree_flatten(trial)[0], self._packet, strict=True):
