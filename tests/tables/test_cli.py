@@ -240,10 +240,11 @@ def test_the_tutorial_of_a_table(ship, capsys):
 
 def test_a_formula_with_groups(ship, capsys):
     formula = "survived[yes] ~ sex + deck + age + (1 | party)"
-    flags = ("--data", "ship.csv", "--formula", formula, "--likelihood", "bernoulli", "--impute", "median")
+    flags = ("--data", "ship.csv", "--formula", formula, "--impute", "median")  # the level names the family
     assert run(*flags, "--marginal", "age", "sex", "--test-fraction", 0.1) == 0
     said = unwrapped(capsys.readouterr().out)
     assert "Predicted is 'yes' against 'no'." in said
+    assert "model bernoulli, survived[yes]" in said.replace("│", "")
     assert "sd of party: Intercept" in said
     assert "average effects of age on" in said
     assert "sex=male - female" in said

@@ -18,6 +18,7 @@ from torchngvi.app.readers import read_table
 from torchngvi.app.report import Outcome
 from torchngvi.app.settings import Settings
 from torchngvi.errors import InputError
+from torchngvi.tables.design import usual_family
 from torchngvi.tables.exports import state_of
 from torchngvi.tables.families import family_of
 from torchngvi.tables.model import TableModel, regression
@@ -31,7 +32,7 @@ _PRIOR = re.compile(r"(.+?)=\s*([A-Za-z][\w-]*\s*\(.*\)|flat|default)\s*")
 
 def run(s: Settings, overwrite: bool) -> TableResult:
     """Fit, print the report, and write the folder of the run."""
-    family = s.family or ("gaussian" if s.formula is not None else "bernoulli")
+    family = s.family or ("bernoulli" if s.formula is None else usual_family(s.formula, s.success))
     name = family_of(family).name
     read = read_table(s.data)
     made = prepare.of(read, s, name)

@@ -22,6 +22,7 @@ from torchngvi.app.outputs import write_frame
 from torchngvi.app.prepare import CLASSES, Prepared
 from torchngvi.app.readers import Read
 from torchngvi.app.settings import Settings
+from torchngvi.diagnostics.importance import USELESS
 from torchngvi.messages import listed, shown
 from torchngvi.tables.model import regression
 from torchngvi.tables.result import TableResult
@@ -95,7 +96,7 @@ def cautions(result: TableResult, s: Settings, read: Read, fewest_rows: int = 10
             f"converged or not. Take at least {fewest_rows}."
         )
     values = read.frame.get(response, read.frame.index.astype(str).to_series())
-    if s.formula is not None and s.family is None and getattr(values.dtype, "kind", "O") in "iu":
+    if s.family is None and result.family.name == "gaussian" and getattr(values.dtype, "kind", "O") in "iu":
         if set(values.unique()) <= {0, 1}:
             found.append(f"{response} is 0 or 1, fitted as gaussian. Of two classes, say --likelihood bernoulli.")
         elif 0 <= values.min() < small:
@@ -213,9 +214,10 @@ def show(outcome: Outcome, folder: Path | None) -> None:
     data += "".join(f", {role} {name!r}" for role, name in (("weights", s.weights), ("offset", s.offset)) if name)
     reason = f"{result.reason[:1].lower()}{result.reason[1:].rstrip('.')}"
     evidence = "" if result.log_evidence is None else f"; log evidence {result.log_evidence:.4g}"
-    method = f"{result.method.rstrip('.')}: k-hat {result.k_hat:.2f}, {result.effective:.0f} effective draws"
+    below = f", below {USELESS}, so that intervals can be trusted" * (result.k_hat < USELESS)
+    method = f"{result.method.rstrip('.')}: k-hat {result.k_hat:.2f}{below}; {result.effective:.0f} effective draws"
     lines = [
-        ("verdict", f"{'converged' if result.converged else 'not converged'}: {reason}{evidence}"),
+        ("search", f"{'converged' if result.converged else 'not converged'}: {reason}{evidence}"),
         ("approximation", method),
         ("held out", scored),
         ("data", data),

@@ -437,7 +437,7 @@ def advice(point: Point) -> str:
 def why_not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: fresh.Fresh) -> str:
     """Why the most draws are not enough."""
     left = f"because {draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of"
-    lost = _distance(point, growth) or ": q is not at an optimum"
+    lost = _distance(point, growth) or ": q is not at an optimum, as where a function returns minus the log joint"
     return f"{left} {tolerance:.2g}{lost}; {judged}. {advice(point)}"
 
 

@@ -533,6 +533,11 @@ def _checked(result_or_q: Any, log_joint: Any, kind: str | None, coordinate: int
             "refine begins at a Gaussian posterior, such as a CholeskyGaussian, or at the result of its fit; got "
             f"{type(q).__name__}."
         )
+    if log_joint is None and hasattr(result_or_q, "k_hat"):
+        raise InputError(
+            f"the draws of a {type(result_or_q).__name__} are weighted to the posterior already, as refine does; "
+            "result.k_hat says whether they can be trusted."
+        )
     if log_joint is None:
         raise InputError(
             "refine evaluates the log joint, which the result of a fit knows until it is pickled. Pass what q was "

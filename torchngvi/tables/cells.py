@@ -567,6 +567,8 @@ def of_unusable(
     more = f" (and {listed(others)})" if others else ""
     rows, fill = len(columns[first]), first not in roles.values() and not impute
     advice = "fill them in (--impute median), drop those rows" if fill else "drop or impute those rows"
+    if first in roles.values() and impute:
+        advice = "drop those rows, since --impute fills in predictors alone"
     # of an empty column there is nothing to fill in from, and no row to keep
     advice = instead[first] if bad[first] == rows else f"{advice}, or {instead[first]}"
     found.append(

@@ -669,6 +669,13 @@ class _Piece:
         return pd.Series(values)
 
 
+def usual_family(formula: Any, positive: Any = None) -> str:
+    """The family of a formula where none is named: of two classes where it says which of them counts as success."""
+    beside, texts = _taken_apart(_sides(formula).left)
+    names_one = not beside and _Piece(texts[0], formula).level is not None
+    return "bernoulli" if names_one or positive is not None else "gaussian"
+
+
 def _taken_apart(left: str) -> tuple[str, list[str]]:
     """What stands beside the outcome of a response, "trials", "event" or "", and its parts."""
     name, _, rest = left.partition("(")
@@ -785,7 +792,11 @@ class _Response:
                 f"{name} has no level {self.success!r}; it has {listed(levels)}.{hint(self.success, levels)}"
             )
         if first and not self._two:
-            self.notes.append(f"The outcome is 1 for {self.success} and 0 elsewhere; its family is 'bernoulli'.")
+            assert self.family is not None
+            self.notes.append(
+                f"{self.success!r} is 1 and any other outcome 0, fitted as numbers by the family {self.family.name!r}; "
+                "for probabilities and odds ratios take the family 'bernoulli'."
+            )
         return found.astype(float)
 
     def _categories(self, column: Any, first: bool) -> Any:

@@ -48,7 +48,7 @@ from torchngvi.numerics import small_blocks
 from torchngvi.numerics.special import normal_rule
 from torchngvi.structures.forest import Forest
 from torchngvi.structures.pattern import Structured
-from torchngvi.tables.design import Formula, design_of_arrays
+from torchngvi.tables.design import Formula, design_of_arrays, usual_family
 from torchngvi.tables.families import Family, Held, Multinomial, Ordinal, family_of
 from torchngvi.tables.globals import (
     FitSettings,
@@ -866,7 +866,7 @@ class MixedModel(TableModel):
 def regression(
     formula: str,
     frame: Any,
-    family: str | Family | Likelihood = "gaussian",
+    family: str | Family | Likelihood | None = None,
     *,
     priors: Mapping[str, Any] | str | None = None,
     weights: str | Any = None,
@@ -887,7 +887,8 @@ def regression(
         family: what the outcome is distributed as: "gaussian", "student_t", "bernoulli", "probit", "binomial",
             "beta_binomial", "poisson", "negative_binomial", "zero_inflated_poisson", "hurdle_poisson" and the same of
             negative binomial counts, "ordinal", "ordinal_probit", "multinomial", "beta", "gamma", "weibull",
-            "lognormal"; or a `torchngvi.tables.Family` of your own.
+            "lognormal"; or a `torchngvi.tables.Family` of your own. By default "bernoulli" where the formula or
+            ``positive`` says what counts as success, as "died[yes] ~ x", and else "gaussian".
         priors: a mapping from names to priors or their texts, in the units of the table: {"x": Normal(0, 1),
             "1|g": "half_t(3, 1)", "Intercept": ...}. "Intercept" is that at the means of the columns, "b" all other
             coefficients, "sd" and "cor" all standard deviations and correlations over groups, and parameters of the
@@ -920,7 +921,8 @@ def regression(
     with needing("torchngvi.regression", "formula"):
         import formulae  # noqa: F401
         import pandas  # noqa: F401
-    made = Formula(formula, frame, found := _family(family), weights=weights, positive=positive)
+    found = _family(usual_family(formula, positive) if family is None else family)
+    made = Formula(formula, frame, found, weights=weights, positive=positive)
     for note in (*made.notes, *([made.asked] if made.asked else [])):
         warnings.warn(f"{note[0].upper()}{note[1:].rstrip('.')}.", stacklevel=2)
     if made.outcomes is not None and isinstance(found, Ordinal | Multinomial):
