@@ -243,12 +243,10 @@ def test_a_formula_with_groups(ship, capsys):
     flags = ("--data", "ship.csv", "--formula", formula, "--impute", "median")  # the level names the family
     assert run(*flags, "--marginal", "age", "sex", "--test-fraction", 0.1) == 0
     said = unwrapped(capsys.readouterr().out)
-    assert "Predicted is 'yes' against 'no'." in said
-    assert "model bernoulli, survived[yes]" in said.replace("│", "")
-    assert "sd of party: Intercept" in said
-    assert "average effects of age on" in said
-    assert "sex=male - female" in said
-    assert "missing entries of age became" in said
+    for text in ("Predicted is 'yes' against 'no'.", "sd of party: Intercept", "average effects of age on"):
+        assert text in said
+    for text in ("sex=male - female", "missing entries of age became", "model bernoulli, survived[yes]"):
+        assert text in said.replace("│", "")
     assert {path.name for path in Path("runs/ship").iterdir()} == WRITTEN | {"effects.csv"}
     effects = pd.read_csv("runs/ship/effects.csv")
     assert len(effects) == 40
