@@ -36,7 +36,7 @@ _MERGED: dict[str, str] = {
     "diagnostics.columns": "dependence separation",
     "diagnostics.examination": "allowance other_modes",
     "diagnostics.importance": "monte_carlo psis",
-    "diagnostics.linear_response": "confirmation flatness",
+    "diagnostics.linear_response": "marginal confirmation flatness",
     "diagnostics.predictive": "left_out",
     "diagnostics.verdict": "rule",
     "distributed": "distributed.headers distributed.meetings distributed.prints distributed.processes "
@@ -44,7 +44,7 @@ _MERGED: dict[str, str] = {
     "expectations.draws": "drawing numerics.seeds",
     "expectations.flat": "statistic_regression",
     "expectations.quadrature": "per_factor piecewise",
-    "expectations.sampled": "autograd bonnet_price closed_entropy_stein gauss_newton hessian hessian_vector "
+    "expectations.sampled": "black_box autograd bonnet_price closed_entropy_stein gauss_newton hessian hessian_vector "
     "least_squares_stein monte_carlo path_derivative reparametrized sample_average score_function stein",
     "fitting": "stopping",
     "fitting.checkpoints": "fingerprints generators",
@@ -66,7 +66,7 @@ _MERGED: dict[str, str] = {
     "interfaces.targets": "numerics.bends",
     "latents.laplace": "sparsity",
     "latents.modes": "chain curvature",
-    "latents.summary": "error",
+    "latents.summary": "quadrature error",
     "messages": "extras words",
     "methods": "methods.bbvi methods.gaussian methods.ifvb methods.newton methods.ngvi",
     "metrics.preconditioner": "adam blocks damped exact identity nagvac",
@@ -84,7 +84,7 @@ _MERGED: dict[str, str] = {
     "models.softmax": "softmax_rows",
     "models.streamed": "data_log_joint summands",
     "momentum": "momentum.adam momentum.exponential_average momentum.normalized",
-    "networks.attached": "losses optimizers",
+    "networks.attached": "watch losses optimizers",
     "networks.curvatures": "networks.curvatures.base networks.curvatures.example_gradients "
     "networks.curvatures.gradient_noise networks.curvatures.reparametrized networks.curvatures.sampled_labels",
     "networks.families": "finite networks.families.base networks.families.dense networks.families.diagonal "
@@ -98,7 +98,7 @@ _MERGED: dict[str, str] = {
     "numerics.kernels": "compiling",
     "numerics.linalg": "least_squares",
     "numerics.special": "gamma_functions gauss_hermite normal_tail",
-    "optim.evaluating": "base cache notices records state",
+    "optim.evaluating": "watching base cache notices records state",
     "optim.optimizer": "averaged gradients trial",
     "posteriors.conversions": "memory roots starts",
     "posteriors.flat.exponential_family": "beta categorical concentrations dirichlet discrete gamma inverse_gamma "
@@ -119,8 +119,9 @@ _MERGED: dict[str, str] = {
     "rules.wasserstein": "bures_wasserstein centered_svgd covariance_gradient svgd",
     "solved.leave_one_out": "cavities comparison joint stacking",
     "solved.response": "differentiable system update",
-    "stepsizes": "stepsizes.backtracking stepsizes.clip stepsizes.constant stepsizes.convex stepsizes.kl_radius "
-    "stepsizes.lengths stepsizes.schedules stepsizes.shortest stepsizes.sufficient_decrease",
+    "stepsizes": "stepsizes.backtracking stepsizes.bounds stepsizes.clip stepsizes.constant stepsizes.convex "
+    "stepsizes.kl_radius stepsizes.line_search stepsizes.lengths stepsizes.schedules stepsizes.shortest "
+    "stepsizes.sufficient_decrease",
     "structures.blocks": "diagonal full_algebra",
     "structures.forest": "groups levels sparse_rows storage",
     "structures.pattern": "index no_matrix",
@@ -130,6 +131,10 @@ _MERGED: dict[str, str] = {
     "testing.estimators": "flat_estimators likelihoods regressions",
     "testing.parts": "accelerations metrics momenta rules step_sizes",
     "testing.posteriors": "exponential_families flat_posteriors flat_problems moves",
+    "networks.layout": "units",
+    "tables.effects": "left_out prediction",
+    "tables.table": "remarks",
+    "tables.model": "several",
     "theory.kim2024": "theory.kim2024.bases theory.kim2024.moments theory.kim2024.rates theory.kim2024.scales",
 }
 # the old path of a module, and the new one

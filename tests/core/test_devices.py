@@ -157,7 +157,8 @@ MAKERS = {
 }
 # what is made as the user's default says: modules as those of torch, and what hosts make by themselves
 BY_DEFAULT = {
-    "posteriors/flat/__init__.py",
+    "posteriors/flat/flows.py",
+    "posteriors/flat/flat_gaussian.py",
     "metrics/recursive.py",  # into a tensor that is there
 }
 HOSTS = ("adapters", "app", "testing", "theory", "distributed", "mixed_models", "cli.py")

@@ -4,6 +4,7 @@ import pytest
 import torch
 from arrow import ScalarArrow
 from helpers import DTYPE, close, randn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from torchngvi import (
     CholeskyGaussian,
@@ -16,6 +17,7 @@ from torchngvi import (
     rules,
 )
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed
+from torchngvi.numerics.arrays import constant
 from torchngvi.rules import LocalExponential
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
@@ -107,3 +109,15 @@ def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
         if rule.emits in kind.takes:
             NaturalGradientVI(kind(5, dtype=DTYPE), rule(), lr=0.01, momentum=None).step(model)
     Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)
+
+
+def test_constants_that_are_kept_stay_what_they_are():
+    """What was written to is made again, and nothing is kept that a mode has faked."""
+    like, where = torch.zeros(7, dtype=torch.float64), torch.device("cpu")
+    Dense(7).eye(like).mul_(2)
+    constant(0.123, like.dtype, where).mul_(0)
+    assert torch.equal(Dense(7).eye(like), torch.eye(7, dtype=like.dtype))
+    assert constant(0.123, like.dtype, where) == 0.123
+    with FakeTensorMode():
+        Dense(8).eye(torch.zeros(8)), constant(0.321, like.dtype, where)
+    assert {type(Dense(8).eye(like[[0] * 8])), type(constant(0.321, like.dtype, where))} == {torch.Tensor}

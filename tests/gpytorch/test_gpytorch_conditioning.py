@@ -255,3 +255,5 @@ class TestConditioning:
         condition(model, likelihood, x[:30], y[:30])
         forget(model, likelihood, x[30:], y[30:])
         refine_svgp(model, likelihood, [(x[:30], y[:30])], progress=False)  # without a warning: the others were taken
+        for part in range(0, 30, 10):  # until none is left
+            forget(model, likelihood, x[part : part + 10], y[part : part + 10])

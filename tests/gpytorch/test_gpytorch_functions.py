@@ -348,6 +348,12 @@ class TestRefusals:
         far, none = "the targets of task 2, of mean .* times as far from", "no better than that of a constant function"
         with pytest.warns(ScaleWarning, match=far), pytest.warns(ScaleWarning, match=none):
             train_svgp(model, likelihood, (x, y * y.new_tensor([1.0, 1.0, 1e5])), progress=False, rounds=1)
+        model, _, _ = problem("tasks")
+        model.mean_module, model.covar_module = gp.means.ConstantMean(), gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
+        known = (
+            noise_of(3).requires_grad_(False).double()
+        )  # one kernel for all functions, and a noise that is not learnt
+        assert train_svgp(model.double(), known, (x, y), progress=False, rounds=1).found == "function"
         generator = torch.Generator().manual_seed(0)
         model, likelihood, (x, labels) = problem("softmax")
         for fresh, constant in ((labels, False), (torch.randint(0, 3, labels.shape, generator=generator), True)):

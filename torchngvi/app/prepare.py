@@ -1,5 +1,6 @@
 """From a table and settings to the formula and the rows of a fit, and the same of new rows."""
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from shlex import join, quote
@@ -205,7 +206,8 @@ def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared
         f"column {name!r} has {len(of)} categories, each with a coefficient of its own. If they are groups that are "
         f'alike, as clinics or schools are: --formula "{response} ~ ... + (1 | {name})" --family {family}'
         for name, of in levels.items()
-        if name not in chosen and len(of) >= many
+        if name not in chosen and len(of) >= many and family != "multinomial"
+        if name.isidentifier() and re.fullmatch(r"\w+(\[[-+.\w]+\])?", response)  # a formula can be pasted
     ]
     return _of_columns(frame, names, levels, target, positive, notes, s)
 

@@ -13,6 +13,9 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.numerics import sparse
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
 # Arrays and tables of other libraries
 
 _NUMERIC = "biufc"  # kinds of the types of NumPy and pandas: truth values and numbers
@@ -57,8 +60,40 @@ def array_of(table: Any) -> Any:
     return table.to_numpy(dtype="float64", na_value=math.nan)  # pandas.NA, or truth values beside numbers
 
 
-@functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # it may be differentiated later
+def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
+    """Keep the tensors that a function makes, to read only: those that were written to are made again.
+
+    None are kept that a graph would fill or a mode has faked, since a later call would take them for numbers.
+    """
+    # most: results that are kept
+    made: dict[Any, tuple[Any, list[int]]] = {}
+    make = torch.inference_mode(False)(make)  # they may be differentiated later
+
+    @functools.wraps(make)
+    def found(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+        ):
+            return make(*args, **kwargs)
+        result, versions = made.get(args, (None, []))
+        if result is not None and versions == [tensor._version for tensor in _tensors(result)]:
+            return result
+        result = make(*args, **kwargs)
+        if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+            if len(made) >= most:
+                made.clear()
+            made[args] = result, [tensor._version for tensor in _tensors(result)]
+        return result
+
+    return found
+
+
+def _tensors(result: Any) -> tuple[Tensor, ...]:
+    return result if isinstance(result, tuple) else (result,)
+
+
+@remembered
 def constant(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A number, 0-d, kept on its device for later calls, to read only."""
     return torch.full((), value, dtype=dtype, device=device)
@@ -113,9 +148,6 @@ class Fetched:
 
 
 # The modes of torch under which a call runs
-
-_P = ParamSpec("_P")
-_T = TypeVar("_T")
 
 
 def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:

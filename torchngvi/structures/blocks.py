@@ -13,6 +13,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size, read_sizes
 from torchngvi.numerics import linalg, sparse
+from torchngvi.numerics.arrays import remembered
 from torchngvi.structures.pattern import Pattern, Structured
 
 # Patterns whose squares are closed under all products, not only under those of triangular matrices
@@ -303,8 +304,7 @@ class EqualBlocks(Squares):
         return result[0], result[1].all(-1)
 
 
-@functools.lru_cache(maxsize=16)
-@torch.inference_mode(False)  # kept for later calls, which may be differentiated
+@remembered
 def _square(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """The identity, and where a square has its diagonal and what is below it."""
     eye = torch.eye(size, dtype=dtype, device=device)

@@ -314,6 +314,8 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 class _Moments(torch.autograd.Function):
     """m + C p and the root of C(I + R) at p = R = 0, which are m and C: p gets Cᵀg, and R the same of the root."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(mean_probe: Tensor, root_probe: Tensor, frame: Frame) -> tuple[Tensor, ...]:
         return tuple(_foreach_mul([frame.mean, frame.root], 1.0))  # copies, by one kernel

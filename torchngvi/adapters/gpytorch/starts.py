@@ -20,7 +20,7 @@ From a wrong period a periodic kernel finds no other; the first is that of the s
 import math
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -61,7 +61,8 @@ def check_start(
     with evaluated():
         values = model.forward(x[:_ROWS])
         if latents.coupled:
-            values = latents.values(values.mean, values.variance)
+            shape = (*latents.strategy._variational_distribution.batch_shape, len(y))
+            values = latents.values(values.mean.expand(shape), values.variance.expand(shape))
             variance = likelihood(values).variance.double()
         else:
             variance = values.variance.double() + likelihood.noise[..., :_ROWS].double()
@@ -113,6 +114,8 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     if isinstance(likelihood, SoftmaxLikelihood):
         shares = torch.unique(y, return_counts=True)[1] / len(y)
         return -float(torch.special.xlogy(shares, shares).sum())
+    if y.ndim > 1 and conjugate(likelihood):
+        return _of_constants(likelihood, y)
     if y.ndim > 1:
         return sum(_of_a_constant(likelihood, of_task) for of_task in y.mT)
     if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
@@ -129,6 +132,18 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     reach = 10.0 + float(y.abs().max())
     found = minimize_scalar(at, bounds=(-reach, reach), method="bounded")
     return found.fun if math.isfinite(found.fun) else math.inf
+
+
+def _of_constants(likelihood: Any, y: Tensor) -> float:
+    """The same of a constant for each task, with the noise that is learnt; infinite where it is not."""
+    if not all(p.requires_grad for p in likelihood.parameters()):
+        return math.inf
+    variance = y.var(0, correction=0)
+    bounds = [getattr(likelihood, f"raw_{name}_constraint", None) for name in ("noise", "task_noises")]
+    least = sum(float(bound.lower_bound.max()) for bound in bounds if bound is not None)
+    noise = variance if likelihood.has_task_noise else variance.mean().expand_as(variance)
+    noise = noise.clamp_min(least)
+    return float(0.5 * ((2 * math.pi * noise).log() + variance / noise).sum())
 
 
 @torch.no_grad()

@@ -547,7 +547,9 @@ def forget_rows(model: ApproximateGP, x: Tensor | None = None) -> None:
     """Forget for which rows q was found before: where a training begins all of them, else those of x."""
     before = _fitted.pop(model, None)
     if before is not None and x is not None:
-        _fitted[model] = before[~torch.tensor(_are_among(before, [x]))]
+        left = ~torch.tensor(_are_among(before, [x]), dtype=torch.bool)
+        if bool(left.any()):
+            _fitted[model] = before[left]
 
 
 def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
