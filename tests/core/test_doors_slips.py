@@ -367,7 +367,7 @@ enter(
     {
         "a short last batch": (
             lambda: same(fit(q(), ngvi.Streamed(batches(25), 60, both)).posterior, fitted().posterior),
-        ),
+        )
     },
 )
 
@@ -512,7 +512,7 @@ enter(
         "a model in single precision, data in double": (
             lambda: trained(gp=Model().float(), likelihood=gpytorch.likelihoods.GaussianLikelihood().float()),
             "call model.double",
-        ),
+        )
     },
 )
 
@@ -561,7 +561,7 @@ enter(
         "columns in another order": (
             lambda: BayesianLogisticRegression().fit(FRAME, CLASSES).predict(FRAME[["c", "a", "b"]]),
             "same order",
-        ),
+        )
     },
 )
 

@@ -7,14 +7,7 @@ import pytest
 import torch
 from helpers import DTYPE, EXACT, FORESTS, PRECISION, Watch, close, posterior_in, randn
 
-from torchngvi import (
-    VN,
-    GeneralizedLinear,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    Snngm,
-    fit,
-)
+from torchngvi import VN, GeneralizedLinear, NaturalGaussian, PrecisionCholeskyGaussian, Snngm, fit
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.models import TractableFactors

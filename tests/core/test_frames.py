@@ -13,12 +13,7 @@ pd = pytest.importorskip("pandas")
 
 DRAW = np.random.default_rng(0)
 TABLE = pd.DataFrame(
-    {
-        "one": 1,
-        "age": DRAW.normal(size=12),
-        "smokes": DRAW.random(12) < 0.5,
-        "week": pd.array([*range(12)], "Int64"),
-    },
+    {"one": 1, "age": DRAW.normal(size=12), "smokes": DRAW.random(12) < 0.5, "week": pd.array([*range(12)], "Int64")},
     index=range(100, 112),  # no label is a position
 )
 DIED = pd.Series(DRAW.integers(0, 2, 12), index=TABLE.index, name="died")
