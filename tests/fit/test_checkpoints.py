@@ -10,17 +10,7 @@ import pytest
 import torch
 from helpers import make_model, make_posterior, same_bits
 
-from torchngvi import (
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    Constant,
-    DataLogJoint,
-    GeneralizedLinear,
-    KLRadius,
-    Stein,
-    fit,
-)
+from torchngvi import SRVN, VN, CholeskyGaussian, Constant, DataLogJoint, GeneralizedLinear, KLRadius, Stein, fit
 from torchngvi.errors import CheckpointWarning, InputError
 from torchngvi.expectations import Antithetic
 from torchngvi.fitting import checkpoints
@@ -157,10 +147,7 @@ OTHERS = {
         lambda q: VN(q, lr=0.1, step_size=KLRadius(2.0)),
         r"is KLRadius\(radius=0\.2\), here it is KLRadius\(radius=2\.0\)",
     ),
-    "printed": (
-        lambda q: VN(q, lr=0.1, step_size=Constant()),
-        r"is KLRadius\(radius=0\.2\), here it is Constant\(",
-    ),
+    "printed": (lambda q: VN(q, lr=0.1, step_size=Constant()), r"is KLRadius\(radius=0\.2\), here it is Constant\("),
     "method": (lambda q: SRVN(q, lr=0.1), "its rule is VariationalNewton|its method is VN, here it is SRVN"),
     "momentum": (lambda q: VN(q, lr=0.1, loss_scale=2.0), r"its loss_scale is \[1\.0\], here it is \[2\.0\]"),
 }

@@ -260,10 +260,7 @@ def test_it_takes_what_the_fit_has_taken_at_most(function, dim, monkeypatch):
     assert (result.gradients, result.values) == (counted.gradients, counted.values)  # all is counted
     assert plain.cost < counted.cost <= 2 * plain.cost
     effort = result.verdict.effort
-    assert (effort.gradients, effort.values) == (
-        counted.gradients - plain.gradients,
-        counted.values - plain.values,
-    )
+    assert (effort.gradients, effort.values) == (counted.gradients - plain.gradients, counted.values - plain.values)
 
 
 def funnel(theta):
@@ -479,11 +476,7 @@ def test_names_that_are_old_names_of_others():
     """Each clause is renamed once: eleven coordinates that are theta[0] to theta[10] after a first one, mu."""
     names = ["mu", *(f"theta[{k}]" for k in range(11))]
     marginals = Marginals(torch.zeros(12), torch.ones(12))
-    reasons = (
-        "theta[10]: sd about 2 times too small",
-        "theta[0]: mean off by about 0.4 sd",
-        "1 other mode, at (0)",
-    )
+    reasons = ("theta[10]: sd about 2 times too small", "theta[0]: mean off by about 0.4 sd", "1 other mode, at (0)")
     verdict = Verdict("does not fit", reasons, marginals, None, None, (), Effort(0, 0, 0, ()))
     expected = ("theta[9]: sd about 2 times too small", "mu: mean off by about 0.4 sd", reasons[2])
     assert verdict.named(names).reasons == expected

@@ -129,8 +129,7 @@ OPTIMIZERS = {
 
 class TestFits:
     @pytest.mark.parametrize(
-        ("kind", "name"),
-        [(PrecisionCholeskyGaussian, name) for name in OPTIMIZERS] + [(NaturalGaussian, "VN")],
+        ("kind", "name"), [(PrecisionCholeskyGaussian, name) for name in OPTIMIZERS] + [(NaturalGaussian, "VN")]
     )
     def test_the_optimum_is_the_dense_one(self, kind, name):
         """With steps found by trial and the memory of L-BFGS in the frame: bound, means and covariances."""

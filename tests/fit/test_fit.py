@@ -461,13 +461,7 @@ def test_numbers_of_other_kinds_are_numbers():
 @BOTH
 @pytest.mark.parametrize(
     ("callbacks", "got"),
-    [
-        (print, "the function print. Of one function f pass [f]"),
-        (None, "None"),
-        (3, "3"),
-        ([3], "[3]"),
-        ("x", "'x'"),
-    ],
+    [(print, "the function print. Of one function f pass [f]"), (None, "None"), (3, "3"), ([3], "[3]"), ("x", "'x'")],
 )
 def test_callbacks_are_a_list_of_functions(target, callbacks, got):
     text = f"callbacks is a list of functions that take the Record of a step; got {got}."

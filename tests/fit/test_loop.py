@@ -47,11 +47,7 @@ class TestCriteria:
             (Gradients(9), {}, None),
             (Seconds(0.5), {}, rf"because the budget of 0\.5 seconds is used up {AT}\. Allow more time\."),
             (Seconds(1.5), {}, None),
-            (
-                Stalled(2),
-                {"stalled": 2},
-                rf"because 2 steps in a row were rejected {AT}: a smaller lr, .*",
-            ),
+            (Stalled(2), {"stalled": 2}, rf"because 2 steps in a row were rejected {AT}: a smaller lr, .*"),
             (Stalled(3), {"stalled": 2}, None),
         ],
     )

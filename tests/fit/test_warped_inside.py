@@ -7,14 +7,7 @@ import pytest
 import torch
 from helpers import randn
 
-from torchngvi import (
-    CholeskyGaussian,
-    DiagonalGaussian,
-    LogJoint,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    fit,
-)
+from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting.warped import rotated_apart, skewed_directions
 from torchngvi.models import WarpedTarget

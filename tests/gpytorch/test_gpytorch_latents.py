@@ -1,5 +1,6 @@
 """Several latent functions on the direct path: tasks, coregionalization, classes, a noise that depends on x."""
 
+import contextlib
 import copy
 import math
 
@@ -434,6 +435,19 @@ def test_rows_of_one_task_each(mixed):
     train_svgp(model, likelihood, (x, torch.sin(2 * x[:, 0] + x[:, 1]) + 0.1 * y[:, 2]), rounds=2, progress=False)
     assert likelihood.noise.item() < 0.01
     assert torch.equal(model.variational_strategy.inducing_points[:, 1] % 1, torch.zeros(24))
+
+
+@pytest.mark.parametrize("mixed", [None, 3])
+@pytest.mark.parametrize("scale", [-1, 1, -150])
+def test_a_loss_of_another_scale(mixed, scale):
+    """The weight of the KL divergence of all functions is that of the objective."""
+    x, y = regression()
+    model, likelihood = model_of(3, mixed), gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
+    mll = gp.mlls.VariationalELBO(likelihood, model, num_data=len(x))
+    natural = natural_optimizer(mll, lr=0.1)
+    (scale * mll(model(x), y)).backward()
+    with contextlib.nullcontext() if scale == -1 else pytest.raises(InputError, match="the KL divergence has the we"):
+        natural.step()
 
 
 def test_refusals():

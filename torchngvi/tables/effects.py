@@ -799,7 +799,8 @@ def compare(
         if mine.shape != theirs.shape or not torch.equal(mine, theirs):
             raise InputError(
                 f"compare is of two models of the same rows in the same order; the {what} of {names[0]}, "
-                f"{tuple(mine.shape)}, and of {names[1]}, {tuple(theirs.shape)}, differ."
+                f"{tuple(mine.shape)}, and of {names[1]}, {tuple(theirs.shape)}, differ. Rows that a command-line "
+                "run held out are not among its own: --test-fraction 0 holds out none."
             )
     if first.family.discrete != second.family.discrete:
         raise InputError(

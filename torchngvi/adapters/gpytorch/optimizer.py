@@ -169,7 +169,12 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
     """At the first pass, ask whether the batch is too large; at the first step, for the weight of the KL divergence."""
     inner, distribution = getattr(mll, "base_mll", mll), distributions_of(mll.model)[0]
     q, wanted = distribution.posterior, mll.beta / mll.num_data
-    strategy = next(m for m in mll.model.modules() if getattr(m, "_variational_distribution", None) is distribution)
+    modules = list(mll.model.modules())
+    strategy = next(m for m in modules if getattr(m, "_variational_distribution", None) is distribution)
+    # that of several functions does not ask the one within it, and sums over them
+    outer = next((m for m in modules if getattr(m, "base_variational_strategy", None) is strategy), None)
+    strategy = strategy if outer is None else outer
+    members = distribution.batch_shape.numel()
     weights: list[tuple[bool, Tensor]] = []  # of each pass, and whether q had no gradient before it
 
     def term(approximate_dist_f: Any, target: Any, **options: Any) -> Tensor:
@@ -185,7 +190,9 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
 
     def weigh(gradient: Tensor) -> None:
         before = q.root_probe.grad if q.framed else q.mean_probe.grad
-        weights.append((before is None or not bool(before.any()), gradient.sum() / distribution.batch_shape.numel()))
+        weights.append(
+            (before is None or not bool(before.any()), gradient.sum() / members if outer is None else gradient.mean())
+        )
 
     def check(*_: Any) -> None:
         handle.remove()
