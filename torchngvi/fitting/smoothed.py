@@ -15,14 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from torchngvi.arguments import (
-    read_callable,
-    read_count,
-    read_instance,
-    read_size,
-    read_tensor,
-    shown,
-)
+from torchngvi.arguments import read_callable, read_count, read_instance, read_size, read_tensor, shown
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.expectations import StatisticRegression
 from torchngvi.expectations.flat import integrand

@@ -201,11 +201,7 @@ class SiteFactor(Factor):
     """
 
     def __init__(
-        self,
-        function: Callable[..., Tensor],
-        *sites: str,
-        plates: Sequence[int] = (),
-        scale: float = 1.0,
+        self, function: Callable[..., Tensor], *sites: str, plates: Sequence[int] = (), scale: float = 1.0
     ) -> None:
         super().__init__(sites, scale)
         read_callable("function", function, "is a function of the values of its sites")

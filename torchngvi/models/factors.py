@@ -63,14 +63,7 @@ class FactorTarget(Additive):
     [-3.125, -3.125]
     """
 
-    def __init__(
-        self,
-        structure: Forest,
-        factors: Terms,
-        temperature: float = 1.0,
-        *,
-        prior: Terms = (),
-    ) -> None:
+    def __init__(self, structure: Forest, factors: Terms, temperature: float = 1.0, *, prior: Terms = ()) -> None:
         if not isinstance(structure, Forest):  # a user passes it; only a forest has nodes
             raise InputError(f"a FactorTarget is over a Forest, as arrow(...) gives it; got {structure!r}.")
         kinds = len(structure.kinds)

@@ -257,10 +257,7 @@ class GroupLassoNetwork(nn.Module, Target):
         """The number d of weights and biases."""
         return sum((inputs + 1) * outputs for inputs, outputs in zip(self.sizes, self.sizes[1:], strict=False))
 
-    def start(
-        self,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:  # (d,)
+    def start(self, generator: torch.Generator | None = None) -> Tensor:  # (d,)
         """Draw a start: weights uniform in ±√(6/(inputs + outputs)), and biases of 0.
 
         Args:
