@@ -58,8 +58,8 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
         kind = f" of a {type(model).__name__}" if isinstance(result, FitResult) and model is not None else ""
         raise InputError(
             "to_arviz takes the result of a fit of a GeneralizedLinear with a Gaussian posterior, or of a mixed model; "
-            f"got a {type(result).__name__}{kind}. Of another log joint give ArviZ its draws: "
-            "arviz.from_dict(posterior={'theta': q.sample((1000,))[None].numpy()})."
+            f"got a {type(result).__name__}{kind}. Of another log joint give arviz.from_dict "
+            "its draws, q.sample((1000,))[None].numpy(), as the posterior."
         )
     if q.batch_shape:
         raise InputError(f"to_arviz takes one fit; got a batch of shape {tuple(q.batch_shape)}. Fit them one by one.")
