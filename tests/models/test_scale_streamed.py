@@ -7,16 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
-from torchngvi import (
-    VN,
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    Sharded,
-    Streamed,
-    fit,
-)
+from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, Sharded, Streamed, fit
 from torchngvi.adapters.files import Csv, Npy, Parquet
 from torchngvi.errors import InputError
 from torchngvi.models import ExpectedPenalty, PerDatum, Regularized, ShardedDraws, SoftmaxRegression

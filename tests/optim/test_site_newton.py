@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from torchngvi import (
-    VN,
-    CholeskyGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    NaturalGradientVI,
-    fit,
-)
+from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NaturalGradientVI, fit
 from torchngvi.interfaces import Congruence
 from torchngvi.rules import SiteNewton, VariationalNewton
 
