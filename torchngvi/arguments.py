@@ -276,7 +276,11 @@ def read_generator(name: str, value: Any, device: torch.device | None = None) ->
 def read_device(name: str, value: Any) -> torch.device | None:
     """Read a device that holds numbers and that this machine has, or None."""
     if value is None:
-        if torch.get_default_device().type == "meta":
+        try:
+            default = torch.get_default_device().type
+        except AttributeError:  # of torch 2.6 after torch.set_default_device(None)
+            default = "cpu"
+        if default == "meta":
             raise InputError(
                 f'{name} must hold numbers, and torch.set_default_device("meta") is in force; pass {name}="cpu".'
             )

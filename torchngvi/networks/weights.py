@@ -441,7 +441,7 @@ class Hooks:
         if self.q is None:
             return
         state = torch._C._get_tracing_state()
-        traced = state is not None or torch.compiler.is_exporting()
+        traced = state is not None or getattr(torch.compiler, "is_exporting", bool)()  # from torch 2.7 on
         if traced and self.q.sampling and self.q.model.training and not self.q.pinned:
             raise InputError(
                 "The network is traced or exported in training, where it holds a draw of its weights, another one for "

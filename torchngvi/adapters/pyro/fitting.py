@@ -27,14 +27,7 @@ from torch.distributions import constraints
 
 from torchngvi.adapters.pyro.density import ModelLogJoint, refusal
 from torchngvi.adapters.pyro.guide import AutoGaussian, prefer_structure
-from torchngvi.adapters.pyro.layout import (
-    Call,
-    Layout,
-    coordinate_names,
-    is_subsampled,
-    listed,
-    random_sites,
-)
+from torchngvi.adapters.pyro.layout import Call, Layout, coordinate_names, is_subsampled, listed, random_sites
 from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian, fit_locals
 from torchngvi.adapters.pyro.marginal import AutoMarginal, fit_marginal
 from torchngvi.adapters.pyro.product import AutoProduct

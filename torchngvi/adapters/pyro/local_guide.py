@@ -467,12 +467,7 @@ class Visits(BoundOfMembers):
         return value, g + shared_g + precision @ mean - pull, H + shared_H + precision, left
 
     def _settled(
-        self,
-        index: Tensor,
-        frame: Frame,
-        z: tuple[Tensor, Tensor],
-        share: float,
-        most: int = 40,
+        self, index: Tensor, frame: Frame, z: tuple[Tensor, Tensor], share: float, most: int = 40
     ) -> tuple[Locals, Seen, Tensor, tuple[Tensor, Tensor, Tensor]]:
         """The members of a batch at their best for q(g), what is seen there, and the terms that all share."""
         # most: steps of the members alone
