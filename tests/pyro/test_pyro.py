@@ -276,10 +276,7 @@ def test_jacobians_are_those_of_autograd():
     density = log_joint(supports)
     theta = 0.5 * torch.randn(density.dim)
     tril = torch.tril_indices(3, 3, -1)
-    free = {
-        "simplex": lambda x: x[:-1],
-        "lkj": lambda x: x[tril[0], tril[1]],
-    }
+    free = {"simplex": lambda x: x[:-1], "lkj": lambda x: x[tril[0], tril[1]]}
     total = torch.zeros(())
     for site in density.layout.sites:
         part = free.get(site.name, torch.atleast_1d)

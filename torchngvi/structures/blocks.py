@@ -311,8 +311,7 @@ def _square(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
     return eye, torch.ones_like(eye, dtype=torch.bool).tril()
 
 
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
+@remembered
 def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Positions of the lower triangle in a flat square, with the factors of its entries: √½ on the diagonal, else 1.
 

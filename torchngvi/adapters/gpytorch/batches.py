@@ -77,11 +77,10 @@ def pairs(batches: Iterable[Any], latents: Latents) -> Iterator[Batch]:
                 "likelihood.double(), or give the data in the dtype of the model."
             )
         if y.ndim == 0 or y.shape[row_dimension(y, latents)] != count(x):
+            column = " Give y[:, 0] for y." if y.shape == (count(x), 1) else ""
             raise InputError(
                 f"a batch has {count(x)} rows of inputs and targets of shape {tuple(y.shape)}: check the shape of the "
-                "targets, (rows,) of one value a datum and (rows, tasks) of several."
-                + " Give y[:, 0] for y."
-                * (y.shape == (count(x), 1))
+                f"targets, (rows,) of one value a datum and (rows, tasks) of several.{column}"
             )
         if latents.each and y.shape[1:] != (latents.count,):
             raise InputError(

@@ -114,10 +114,9 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     if isinstance(likelihood, SoftmaxLikelihood):
         shares = torch.unique(y, return_counts=True)[1] / len(y)
         return -float(torch.special.xlogy(shares, shares).sum())
-    if y.ndim > 1 and conjugate(likelihood):
-        return _of_constants(likelihood, y)
     if y.ndim > 1:
-        return sum(_of_a_constant(likelihood, of_task) for of_task in y.mT)
+        each = (_of_a_constant(likelihood, of_task) for of_task in y.mT)
+        return _of_constants(likelihood, y) if conjugate(likelihood) else sum(each)
     if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
         noise = variance = float(y.var(correction=0))
         bounds = getattr(getattr(likelihood, "noise_covar", None), "raw_noise_constraint", None)
