@@ -42,11 +42,7 @@ def drawn_seed(bits: int = 31) -> int:
     return int(whole_numbers(bits, ()))
 
 
-def whole_numbers(
-    bits: int,
-    shape: Sequence[int],
-    generator: torch.Generator | None = None,
-) -> Tensor:
+def whole_numbers(bits: int, shape: Sequence[int], generator: torch.Generator | None = None) -> Tensor:
     """Draw whole numbers of so many bits, uniformly, on the CPU.
 
     ``torch.randint(2**bits)`` takes 32 bits of the generator's up to PyTorch 2.6 and 64 later, from 2²⁸ on.  Below 2³²

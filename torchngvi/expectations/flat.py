@@ -380,11 +380,7 @@ class StatisticRegression(GradientEstimator):
         return Expectation(-value, Framed(-gradient, q.no_matrix), target.temperature, False, Cost(0, 0, fit.draws))
 
     @torch.no_grad()
-    def conjugate(
-        self,
-        q: ExponentialFamily,
-        target: Target,
-    ) -> tuple[Tensor, Tensor, int]:  # (*batch, D), (*batch,)
+    def conjugate(self, q: ExponentialFamily, target: Target) -> tuple[Tensor, Tensor, int]:
         """Compute the natural parameters of the posterior, and whether the log joint is conjugate.
 
         Args:

@@ -119,11 +119,7 @@ class PiecewiseBound(Estimator):
         moments: Moments = rows.likelihood.expected(rows.mean, rows.variance, rows.y, self.softplus)
         return moments._replace(curvature=moments.curvature.clamp_min(0.0)) if self.clip else moments
 
-    def softplus(
-        self,
-        mean: Tensor,  # (*batch, N)
-        variance: Tensor,  # (*batch, N)
-    ) -> Moments:
+    def softplus(self, mean: Tensor, variance: Tensor) -> Moments:
         """The moments F, α and β of the bound under N(mean, variance).
 
         Args:

@@ -79,11 +79,7 @@ class QuasiNewton(Acceleration):
         state["kept"] = state["kept"] * keep
 
     def __call__(
-        self,
-        q: Posterior,
-        gradient: Local,
-        went: Tensor,
-        state: dict[str, Tensor],
+        self, q: Posterior, gradient: Local, went: Tensor, state: dict[str, Tensor]
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Learn from the step before, then bend the gradient; return it with what of the state is to change."""
         structure, flat, names, size = q.structure, _flat(gradient, q.structure), self._names(), self.memory + 1
@@ -216,11 +212,7 @@ class SiteNewton(Acceleration):
         state["newton"] = state["newton"] & keep
 
     def __call__(
-        self,
-        q: Posterior,
-        gradient: Local,
-        went: Tensor,
-        state: dict[str, Tensor],
+        self, q: Posterior, gradient: Local, went: Tensor, state: dict[str, Tensor]
     ) -> tuple[Bent, dict[str, Tensor]]:
         """Bend the gradient of L/γ at q towards the Newton point; return it with what of the state is to change."""
         a, P = gradient

@@ -51,11 +51,7 @@ class ExponentialAverage(Momentum):
         }
 
     def __call__(
-        self,
-        q: Posterior,
-        change: Coordinates,
-        norm2: Callable[[], Tensor],
-        state: dict[str, Tensor],
+        self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
     ) -> tuple[Coordinates, dict[str, Tensor]]:
         """Return the average with this direction in it, as the change to make and as the new state."""
         past, new = self.weight, 1 - self.weight
@@ -119,11 +115,7 @@ class NormalizedMomentum(Momentum):
         }
 
     def __call__(
-        self,
-        q: Posterior,
-        change: Coordinates,
-        norm2: Callable[[], Tensor],
-        state: dict[str, Tensor],
+        self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
     ) -> tuple[Coordinates, dict[str, Tensor]]:
         """Return the average with this unit vector in it, as the change to make and as the new state."""
         structure, beta = q.structure, self.beta
@@ -196,11 +188,7 @@ class Adam(Momentum):
         }
 
     def __call__(
-        self,
-        q: Posterior,
-        change: Coordinates,
-        norm2: Callable[[], Tensor],
-        state: dict[str, Tensor],
+        self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
     ) -> tuple[Coordinates, dict[str, Tensor]]:
         """Return Adam's change of the vector and of the matrix, which share one count of the steps."""
         memory = self.moments(change, state)

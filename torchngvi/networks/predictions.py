@@ -94,10 +94,7 @@ def logits_in(returned: Any) -> Any:
 
 
 def read_from(
-    returned: Any,
-    read: Read | None,
-    name: str = "read",
-    hint: str = "read=lambda returned: returned[0]",
+    returned: Any, read: Read | None, name: str = "read", hint: str = "read=lambda returned: returned[0]"
 ) -> Tensor:
     """Read the tensor of outputs from what a network returned, by a function of the user where there is one."""
     found = logits_in(returned) if read is None else check_function(read, name)(returned)

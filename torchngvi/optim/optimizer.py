@@ -272,12 +272,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
 
     @tracked
     @torch.no_grad()
-    def step(
-        self,
-        closure: Any = None,
-        *,
-        resting: Tensor | None = None,
-    ) -> Tensor | None:
+    def step(self, closure: Any = None, *, resting: Tensor | None = None) -> Tensor | None:
         """Take one step.
 
         Args:

@@ -163,7 +163,7 @@ ONE_GRADIENT: list[Refusal] = [
         lambda p: p.step_size.needs_trial,
         "step() after loss.backward() has one gradient and cannot try a step, which {step_size} needs. Pass a learning "
         "rate, for example lr=0.1, or call step with a closure or a model.",
-    ),
+    )
 ]
 
 ASKED_TWICE: list[Refusal] = [
@@ -172,7 +172,7 @@ ASKED_TWICE: list[Refusal] = [
         "{step_size} compares the objective before and after a step, and the closure gives another loss at the same q "
         "({before:.6g}, then {after:.6g}): it draws. Pass a learning rate, for example lr=0.1, or draw once and keep "
         "the draws.",
-    ),
+    )
 ]
 
 ONE_POSTERIOR: list[Refusal] = [
@@ -180,7 +180,7 @@ ONE_POSTERIOR: list[Refusal] = [
         lambda p: p.number != 1,
         "{what} belongs to one posterior; this optimizer has {number}. Use one optimizer each, or loss.backward() and "
         "step().",
-    ),
+    )
 ]
 
 FOLDERS = {

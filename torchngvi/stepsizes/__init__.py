@@ -109,9 +109,7 @@ class Convex(StepSize):
 # place of 4V, which fails at T = 0 already.
 
 
-def theorem_schedule(
-    t: int,  # steps taken
-) -> float:
+def theorem_schedule(t: int) -> float:
     """The step size 2/(2 + t) of stochastic natural-gradient VI with a weighted average of the iterates.
 
     Args:
@@ -133,9 +131,7 @@ def theorem_schedule(
     return 2 / (2 + _count(t))
 
 
-def harmonic_schedule(
-    t: int,  # steps taken
-) -> float:
+def harmonic_schedule(t: int) -> float:
     """The step size 1/(1 + t), with which the last iterate is the plain mean of the targets of all steps.
 
     Args:
@@ -447,10 +443,7 @@ class SufficientDecrease(TrialStepSize):
 
     def init(self, like: Tensor) -> dict[str, Tensor]:
         """Return a reach of √(2 radius) and no cap for every member."""
-        return {
-            "reach": torch.full_like(like, (2 * self.radius) ** 0.5),
-            "cap": torch.full_like(like, torch.inf),
-        }
+        return {"reach": torch.full_like(like, (2 * self.radius) ** 0.5), "cap": torch.full_like(like, torch.inf)}
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
         """Return ρ = min(lr, reach/|∇L|, cap), (*batch,); the reach of many groups is raised until a trial fails."""

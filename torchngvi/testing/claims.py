@@ -399,9 +399,7 @@ MEMBERS: list[tuple[int, ...]] = [(), (2,), (3,), (2, SIZE)]  # in the last a wr
 SAMPLES: list[tuple[int, ...]] = [(), (3,), (2, 3)]
 
 
-def check_structure(
-    structure: Pattern | Callable[[int], Pattern],
-) -> None:
+def check_structure(structure: Pattern | Callable[[int], Pattern]) -> None:
     """Check that a structure keeps the contract of `Pattern`, and of `FullAlgebra` if it is one.
 
     Its matrices must be closed under products, inverses and congruences.  Every verb must agree with that of the
@@ -655,10 +653,7 @@ def _gradients(claim: Claim, pattern: Pattern) -> None:
     verbs: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
         "mv": (lambda root: pattern.mv(root, x), lambda dense: dense @ x),
         "tmv": (lambda root: pattern.tmv(root, x), lambda dense: dense.mT @ x),
-        "matmul": (
-            lambda root: pattern.to_dense(pattern.matmul(root, pattern.from_dense(M))),
-            lambda dense: dense @ M,
-        ),
+        "matmul": (lambda root: pattern.to_dense(pattern.matmul(root, pattern.from_dense(M))), lambda dense: dense @ M),
         "row_norms": (pattern.row_norms, lambda dense: dense.square().sum(-1)),
         "log_det": (pattern.log_det, lambda dense: dense.diagonal().log().sum()),
     }

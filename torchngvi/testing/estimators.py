@@ -53,10 +53,7 @@ from torchngvi.testing.posteriors import FLAT, LAWS, several
 # The check of a likelihood: its expectations against sums over a fine grid
 
 
-def check_likelihood(
-    factory: Callable[[], Likelihood],
-    y: Tensor,
-) -> None:
+def check_likelihood(factory: Callable[[], Likelihood], y: Tensor) -> None:
     """Check that a likelihood keeps the contract of `Likelihood`.
 
     `expected` must give the expectation of `energy` under N(e, v), which is compared with a trapezoid rule, and the
@@ -385,9 +382,7 @@ LOOPS = 40  # estimates of a z-test, one by one
 OVER_GROUPS = {"PrecisionCholeskyGaussian over groups": over(PrecisionCholeskyGaussian, lambda dim: GROUPS)}
 
 
-def check_estimator(
-    factory: Callable[[], Estimator],
-) -> None:
+def check_estimator(factory: Callable[[], Estimator]) -> None:
     """Check that an estimator keeps the contract of `Estimator` and `Expectation` on every posterior.
 
     It is tried on regressions whose expectations are known in closed form.  One that draws must be unbiased for a

@@ -69,9 +69,7 @@ from torchngvi.testing.posteriors import FLAT, LAWS, fisher, several
 RHO = 0.03  # a step that every descent stays in the cone with
 
 
-def check_rule(
-    factory: Callable[[], Rule],
-) -> None:
+def check_rule(factory: Callable[[], Rule]) -> None:
     """Check that a rule keeps the contract of `Rule` and `Path`, on every posterior that takes its moves.
 
     It is tried on quadratic problems of several temperatures and batches.  The path must begin at q, `slope()` must be
@@ -185,9 +183,7 @@ State = dict[str, Any]
 Factory = Callable[[], Metric]
 
 
-def check_metric(
-    factory: Factory,
-) -> None:
+def check_metric(factory: Factory) -> None:
     """Check that a metric keeps the contract of `Metric`, on every flat posterior that it takes.
 
     It is given made-up gradients, as a run would hand them over.  The direction B∇L and its slope ⟨∇L, B∇L⟩ must have
@@ -422,9 +418,7 @@ def _resume(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
 # The check of an acceleration: bent gradients of a small regression, in the metric of q
 
 
-def check_acceleration(
-    factory: Callable[[LinearTarget], Acceleration],
-) -> None:
+def check_acceleration(factory: Callable[[LinearTarget], Acceleration]) -> None:
     """Check that an acceleration keeps the contract of `Acceleration`, on every posterior that it takes.
 
     It is given the gradients of a small regression, as a run would meet them, and has to keep these promises.  `slope`
@@ -541,9 +535,7 @@ class Changes(NamedTuple):
     norm2: Tensor
 
 
-def check_momentum(
-    factory: Callable[[], Momentum],
-) -> None:
+def check_momentum(factory: Callable[[], Momentum]) -> None:
     """Check that a momentum keeps the contract of `Momentum`, in the coordinates of every posterior.
 
     Its state must begin with the batch, and be returned, not written to.  Members must not depend on one another.  The
@@ -641,9 +633,7 @@ def _optimizer(q: Posterior, momentum: Momentum) -> NaturalGradientVI:
 LR = 0.5  # in [0, 1], for steps that are convex combinations
 
 
-def check_step_size(
-    factory: Callable[[], StepSize],
-) -> None:
+def check_step_size(factory: Callable[[], StepSize]) -> None:
     """Check that a step size keeps the contract of `StepSize`, and one that judges trials that of `TrialStepSize`.
 
     What it proposes must have one positive entry a member, not above lr, which depends on that member alone.  Only one

@@ -61,9 +61,7 @@ from torchngvi.testing.claims import (
     start,
     symmetric_in,
 )
-from torchngvi.testing.claims import (
-    Normal as NormalMoments,
-)
+from torchngvi.testing.claims import Normal as NormalMoments
 
 # What a posterior makes of each move that it takes: its definition, and what leaves the cone
 
@@ -201,10 +199,7 @@ def _not_finite(claim: Claim, q: Posterior, move: Move) -> None:
 # The check of a posterior: frame, probes, densities, natural gradient and state
 
 
-def check_posterior(
-    factory: PosteriorFactory,
-    dim: int = DIM,
-) -> None:
+def check_posterior(factory: PosteriorFactory, dim: int = DIM) -> None:
     """Check that a posterior keeps the contract of `Posterior`.
 
     Its moments, entropy and densities are compared with ``torch.distributions``, `unframe` with the inverse of the
@@ -488,9 +483,7 @@ def fisher(
 DRAWS = 4000  # of a z-test
 
 
-def check_flat_posterior(
-    factory: Callable[[], FlatPosterior],
-) -> None:
+def check_flat_posterior(factory: Callable[[], FlatPosterior]) -> None:
     """Check that a posterior over a flat vector keeps the contract of `FlatPosterior`.
 
     Its scores must be the gradients that autograd finds, along its manifold, and of draws they must have mean zero, by
@@ -648,9 +641,7 @@ def _draws(claim: Claim, q: FlatPosterior) -> None:
 _TRIGAMMA = 1e-7  # torch's, which autograd takes, is off by 5e-10
 
 
-def check_exponential_family(
-    factory: Callable[[], ExponentialFamily],
-) -> None:
+def check_exponential_family(factory: Callable[[], ExponentialFamily]) -> None:
     """Check that a family keeps the contract of `ExponentialFamily`, and that of a flat posterior.
 
     The expectation parameters must be the gradient of the log-partition function and the mean of the statistics of

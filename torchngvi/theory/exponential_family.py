@@ -22,6 +22,8 @@ __all__ = ["ExpectationParameters", "Natural", "bregman", "expectation_gradient"
 class Natural(NamedTuple):
     """The natural parameters η = (λ, Λ) of a Gaussian, with Λ negative definite.
 
+    Where that is not so, the methods raise an `InputError`.
+
     >>> Natural.of(torch.tensor([1.0]), torch.tensor([[0.25]])).vector.item()
     4.0
     """
@@ -30,11 +32,7 @@ class Natural(NamedTuple):
     matrix: Tensor  # -½V⁻¹, (*batch, D, D)
 
     @classmethod
-    def of(
-        cls,
-        mean: Tensor,  # (*batch, D)
-        covariance: Tensor,  # (*batch, D, D)
-    ) -> "Natural":
+    def of(cls, mean: Tensor, covariance: Tensor) -> "Natural":
         """Compute the natural parameters from m and V.
 
         Args:
@@ -54,44 +52,25 @@ class Natural(NamedTuple):
         return cls(_mv(precision, mean), -0.5 * precision)
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Compute the mean and the covariance.
-
-        Returns:
-            m, (*batch, D), and V, (*batch, D, D).
-
-        Raises:
-            InputError: if Λ is not negative definite.
-        """
+        """Compute the mean, (*batch, D), and the covariance, (*batch, D, D)."""
         V = torch.cholesky_inverse(_factor(-2 * self.matrix, "-Λ"))
         return _mv(V, self.vector), V
 
     def log_partition(self) -> Tensor:
-        """The log-partition function A(η) = ½ mᵀλ - ½ log|-2Λ|.
-
-        Returns:
-            A(η), (*batch,).
-
-        Raises:
-            InputError: if Λ is not negative definite.
-        """
+        """Compute the log-partition function A(η) = ½ mᵀλ - ½ log|-2Λ|, (*batch,)."""
         factor = _factor(-2 * self.matrix, "-Λ")
         half = torch.linalg.solve_triangular(factor, self.vector[..., None], upper=False)[..., 0]
         return 0.5 * half.square().sum(-1) - factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def expectation(self) -> "ExpectationParameters":
-        """The expectation parameters of the same Gaussian, ω = ∇A(η).
-
-        Returns:
-            ω.
-
-        Raises:
-            InputError: if Λ is not negative definite.
-        """
+        """Compute the expectation parameters of the same Gaussian, ω = ∇A(η)."""
         return ExpectationParameters.of(*self.moments())
 
 
 class ExpectationParameters(NamedTuple):
     """The expectation parameters ω = (ξ, Ξ) of a Gaussian, with Ξ - ξξᵀ positive definite.
+
+    Where that is not so, `conjugate` and `natural` raise an `InputError`.
 
     >>> ExpectationParameters(torch.tensor([2.0]), torch.tensor([[5.0]])).moments()[1].item()  # 5 - 2²
     1.0
@@ -101,11 +80,7 @@ class ExpectationParameters(NamedTuple):
     matrix: Tensor  # E zzᵀ, (*batch, D, D)
 
     @classmethod
-    def of(
-        cls,
-        mean: Tensor,  # (*batch, D)
-        covariance: Tensor,  # (*batch, D, D)
-    ) -> "ExpectationParameters":
+    def of(cls, mean: Tensor, covariance: Tensor) -> "ExpectationParameters":
         """Compute the expectation parameters from m and V.
 
         Args:
@@ -121,43 +96,23 @@ class ExpectationParameters(NamedTuple):
         return cls(mean, covariance + _square(mean))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Compute the mean and the covariance.
-
-        Returns:
-            m, (*batch, D), and V, (*batch, D, D).
-        """
+        """Compute the mean, (*batch, D), and the covariance, (*batch, D, D)."""
         return self.vector, self.matrix - _square(self.vector)
 
     def conjugate(self) -> Tensor:
-        """The convex conjugate of the log-partition function, A*(ω) = max_η ⟨η, ω⟩ - A(η).
+        """Compute the convex conjugate of the log-partition function, A*(ω) = max_η ⟨η, ω⟩ - A(η), (*batch,).
 
         Up to a constant it is minus the entropy of the Gaussian.
-
-        Returns:
-            A*(ω), (*batch,).
-
-        Raises:
-            InputError: if Ξ - ξξᵀ is not positive definite.
         """
         factor = _factor(self.moments()[1], "Ξ - ξξᵀ")
         return -factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) - 0.5 * self.vector.shape[-1]
 
     def natural(self) -> Natural:
-        """The natural parameters of the same Gaussian, η = ∇A*(ω).
-
-        Returns:
-            η.
-
-        Raises:
-            InputError: if Ξ - ξξᵀ is not positive definite.
-        """
+        """Compute the natural parameters of the same Gaussian, η = ∇A*(ω)."""
         return Natural.of(*self.moments())
 
 
-def inner(
-    eta: Natural,
-    omega: ExpectationParameters,
-) -> Tensor:
+def inner(eta: Natural, omega: ExpectationParameters) -> Tensor:
     """The inner product of natural and expectation parameters, ⟨η, ω⟩ = λᵀξ + tr(ΛΞ).
 
     Args:
@@ -174,10 +129,7 @@ def inner(
     return torch.linalg.vecdot(eta.vector, omega.vector) + (eta.matrix * omega.matrix).sum((-2, -1))
 
 
-def bregman(
-    omega: ExpectationParameters,
-    other: ExpectationParameters,
-) -> Tensor:
+def bregman(omega: ExpectationParameters, other: ExpectationParameters) -> Tensor:
     """The Bregman divergence of A*, which is the KL divergence of the two Gaussians.
 
         D_A*(ω, ω') = A*(ω) - A*(ω') - ⟨∇A*(ω'), ω - ω'⟩ = KL(q‖q')
@@ -200,11 +152,7 @@ def bregman(
     return omega.conjugate() - other.conjugate() - inner(other.natural(), change)
 
 
-def expectation_gradient(
-    mean: Tensor,  # m, (*batch, D)
-    g: Tensor,  # ∂L/∂m, (*batch, D)
-    G: Tensor,  # ∂L/∂V, symmetric, (*batch, D, D); half of what `Raw` calls H
-) -> tuple[Tensor, Tensor]:
+def expectation_gradient(mean: Tensor, g: Tensor, G: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient in expectation parameters, by the chain rule from (m, V).
 
     Args:

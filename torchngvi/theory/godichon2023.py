@@ -58,11 +58,7 @@ def check_exponents(schedule: PowerSchedule, metric: Metric | None) -> None:
 
 
 @torch.no_grad()
-def asymptotic_covariance(
-    optimizer: AIFVB,
-    target: Any,
-    repeats: int = 500,
-) -> Tensor:  # (*batch, D, D)
+def asymptotic_covariance(optimizer: AIFVB, target: Any, repeats: int = 500) -> Tensor:
     """The covariance of λ̄ around λ* after the steps taken, I_F⁻¹ Cov(g) I_F⁻¹/s at the average.
 
     Use it to see what the optimisation has left open.
@@ -109,12 +105,8 @@ def asymptotic_covariance(
 
 @torch.no_grad()
 def marginal_sample(
-    q: FlatPosterior,
-    covariance: Tensor,  # (D, D), of λ
-    n: int,
-    generator: torch.Generator | None = None,
-    at: Tensor | None = None,
-) -> Tensor:  # (n, d)
+    q: FlatPosterior, covariance: Tensor, n: int, generator: torch.Generator | None = None, at: Tensor | None = None
+) -> Tensor:
     """Draw θ from ∫ q_λ N(λ; λ̄, covariance) dλ, the posterior with the uncertainty of λ in it.
 
     Args:

@@ -36,10 +36,7 @@ __all__ = [
 Q = TypeVar("Q", Gaussian, ExponentialFamily)
 
 
-def symmetric_kl(
-    q: Q,
-    other: Q,
-) -> Tensor:
+def symmetric_kl(q: Q, other: Q) -> Tensor:
     """The symmetric divergence KL(q‖q') + KL(q'‖q) of two Gaussians, or two members of an exponential family.
 
     Args:
@@ -58,11 +55,7 @@ def symmetric_kl(
     return q.kl(other) + other.kl(q)
 
 
-def gradient_variance(
-    steps: Q,  # q_{t+1} after R stochastic steps from one q_t, batch (R,)
-    exact: Q,  # q*_{t+1} after the exact one
-    gamma: float,  # γ_t
-) -> Tensor:
+def gradient_variance(steps: Q, exact: Q, gamma: float) -> Tensor:
     """The variance V_t of (12), measured as the mean of the symmetric divergences over γ_t².
 
     Args:
@@ -86,10 +79,7 @@ def gradient_variance(
     return symmetric_kl(steps, exact).mean() / gamma**2
 
 
-def rate_bound(
-    V: float,  # at least V_t for every t ≤ T
-    T: int,  # the last step, from 0
-) -> float:
+def rate_bound(V: float, T: int) -> float:
     """The bound 4V/(T + 2) of Theorem 1 on E KL(q̄_{T+1}‖q*), corrected.
 
     Args:
@@ -109,10 +99,7 @@ def rate_bound(
     return 4 * V / (T + 2)
 
 
-def sharp_rate_bound(
-    V: float,  # at least V_t for every t ≤ T
-    T: int,  # the last step, from 0
-) -> float:
+def sharp_rate_bound(V: float, T: int) -> float:
     """The sharper bound of the same proof, 4V/((T + 1)(T + 2)) Σ_{t ≤ T} (t + 1)/(t + 2), which is V at T = 0.
 
     Args:
@@ -132,9 +119,7 @@ def sharp_rate_bound(
     return 4 * V / ((T + 1) * (T + 2)) * sum((t + 1) / (t + 2) for t in range(T + 1))
 
 
-def covariance_factor(
-    T: int,  # the last step, from 0
-) -> float:
+def covariance_factor(T: int) -> float:
     """The factor 2(2T + 3)/(3(T + 1)(T + 2)) of Cov η_{T+1} over that of one stochastic target, for γ_t = 2/(2 + t).
 
     η_{T+1} is then the mean of independent unbiased targets with weights 2(t + 1)/((T + 1)(T + 2)).
@@ -228,11 +213,7 @@ class SubSampling(NamedTuple):
         return inside * n**2 / (noise**4 * _batch(batch))
 
 
-def limiting_variance(
-    model: GeneralizedLinear,
-    q: Gaussian,  # the exact posterior
-    batch: int,  # m, rows a step, drawn with replacement
-) -> float:
+def limiting_variance(model: GeneralizedLinear, q: Gaussian, batch: int) -> float:
     """The limit V∞ = lim V_t = tr(F Cov η̂) of the variance of a linear regression at its posterior.
 
     With r the residuals and h_j = x_jᵀVx_j: the variance over rows of (r_j x_j, x_j x_jᵀ) in the Fisher norm,

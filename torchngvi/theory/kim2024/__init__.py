@@ -95,9 +95,6 @@ class Base(ABC):
 class Gaussian(Base):
     """The standard normal density, for which z = m + C u is Gaussian.
 
-    `loss` is that loss.  `mse_loss` is another one, of the scale √½: under it the prior counts
-    1/(2 scale²) times as much as it says, and a scale that is to be learned stays where it began.
-
     >>> Gaussian().score(torch.tensor(2.0)).item()
     -2.0
     """
@@ -180,13 +177,6 @@ class Logistic(Base):
 class StudentT(Base):
     """Student's t density, scaled to variance 1: heavy tails with a finite fourth moment.
 
-        -log p = ½(ν + 1) log(1 + x²) + log σ√ν B(½, ν/2),        x = (η - y)/(σ√ν)
-
-    Its expectation and derivatives are uniformly accurate in the standard deviation of η
-    (`gaussian_integrals.log1p_square`).  It is not log-concave: rows whose residual exceeds σ√ν have a
-    negative curvature, H need not be positive definite, and the objective may have several minima.
-    Steps found by trial cope; a constant lr may leave the cone.
-
     Args:
         dof: the degrees of freedom ν, above 4, so that k is finite.
 
@@ -258,7 +248,8 @@ class Gradient(NamedTuple):
 class Scale(ABC):
     """The abstract base of the patterns of C, which is written out as (D, D).
 
-    See `Triangular`, `MeanField`, `SquareRoot` and `Unrestricted`.
+    See `Triangular`, `MeanField`, `SquareRoot` and `Unrestricted`.  In the methods ``u`` is the noise of the draws and
+    ``gradient`` is a = ∇ℓ at them, (*sample, D) each, and ``base`` the density φ of the noise.
 
     >>> scale: Scale = MeanField()
     >>> scale.kept(torch.ones(2, 2)).tolist()
@@ -269,9 +260,9 @@ class Scale(ABC):
     def kept(self, matrix: Tensor) -> Tensor:
         """Return Π[A], the gradient with respect to the free entries, (*sample, D, D)."""
 
-    @abstractmethod
     def entropy_gradient(self, C: Tensor) -> Tensor:
-        """Return ∇ log|det C| with respect to the free entries, (D, D)."""
+        """Return ∇ log|det C| = Π[C⁻ᵀ] with respect to the free entries, (D, D)."""
+        return self.kept(_inverse_transpose(C))
 
     @abstractmethod
     def projected(self, C: Tensor, floor: float) -> Tensor:
@@ -285,80 +276,22 @@ class Scale(ABC):
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
         """Return v (D,) and W (D, D) in E[|r|² + ‖Π[r uᵀ]‖²] = Σ v_i h_i² + Σ W_ij G_ij² for r = Gu + h."""
 
-    def closed_entropy(
-        self,
-        C: Tensor,  # (D, D)
-        gradient: Tensor,  # a, (*sample, D)
-        u: Tensor,  # (*sample, D)
-    ) -> Gradient:
-        """The estimator with the entropy in closed form (CFE).
-
-        Args:
-            C: the scale matrix, (D, D).
-            gradient: a = ∇ℓ at the draws, (*sample, D).
-            u: the noise of the draws, (*sample, D).
-
-        Returns:
-            One gradient for each draw.
-        """
+    def closed_entropy(self, C: Tensor, gradient: Tensor, u: Tensor) -> Gradient:
+        """Estimate the gradient for each draw with the entropy in closed form (CFE)."""
         return Gradient(gradient, self.kept(_outer(gradient, u)) - self.entropy_gradient(C))
 
-    def landing(
-        self,
-        C: Tensor,  # (D, D)
-        gradient: Tensor,  # a, (*sample, D)
-        u: Tensor,  # (*sample, D)
-        base: Base,
-    ) -> Gradient:
-        """The estimator that sticks the landing (STL): zero at each draw where q is the target.
-
-        Args:
-            C: the scale matrix, (D, D).
-            gradient: a = ∇ℓ at the draws, (*sample, D).
-            u: the noise of the draws, (*sample, D).
-            base: the density φ of the noise.
-
-        Returns:
-            One gradient for each draw.
-        """
+    def landing(self, C: Tensor, gradient: Tensor, u: Tensor, base: Base) -> Gradient:
+        """Estimate the gradient for each draw so that it sticks the landing (STL): it is zero where q is the target."""
         residual = gradient + self.pulled_score(C, u, base)
         return Gradient(residual, self.kept(_outer(residual, u)))
 
-    def control_variate(
-        self,
-        C: Tensor,  # (D, D)
-        u: Tensor,  # (*sample, D)
-        base: Base,
-    ) -> Gradient:
-        """The closed entropy minus sticking the landing, of mean 0, which does not depend on the target.
-
-        Args:
-            C: the scale matrix, (D, D).
-            u: the noise of the draws, (*sample, D).
-            base: the density φ of the noise.
-
-        Returns:
-            One difference for each draw.
-        """
+    def control_variate(self, C: Tensor, u: Tensor, base: Base) -> Gradient:
+        """Return the closed entropy minus sticking the landing, of mean 0, which does not depend on the target."""
         score = self.pulled_score(C, u, base)
         return Gradient(-score, -self.kept(_outer(score, u)) - self.entropy_gradient(C))
 
-    def pulled_score(
-        self,
-        C: Tensor,  # (D, D)
-        u: Tensor,  # (*sample, D)
-        base: Base,
-    ) -> Tensor:
-        """The score of q at the draws, ∇_z log q = C⁻ᵀ(log φ)'(u).
-
-        Args:
-            C: the scale matrix, (D, D).
-            u: the noise of the draws, (*sample, D).
-            base: the density φ of the noise.
-
-        Returns:
-            One score for each draw, (*sample, D).
-        """
+    def pulled_score(self, C: Tensor, u: Tensor, base: Base) -> Tensor:
+        """Return the score of q at the draws, ∇_z log q = C⁻ᵀ(log φ)'(u), (*sample, D)."""
         return torch.linalg.solve(C.mT, base.score(u)[..., None])[..., 0]
 
 
@@ -374,16 +307,8 @@ class Triangular(Scale):
         """Return the lower triangle."""
         return matrix.tril()
 
-    def entropy_gradient(self, C: Tensor) -> Tensor:
-        """Return the diagonal matrix of 1/C_ii."""
-        return torch.diag_embed(1 / C.diagonal())
-
     def projected(self, C: Tensor, floor: float) -> Tensor:
-        """Return C with the diagonal max(C_ii, c).
-
-        Raises:
-            InputError: if the floor is not positive.
-        """
+        """Return C with the diagonal max(C_ii, c)."""
         return C + torch.diag_embed(C.diagonal().clamp_min(_positive(floor)) - C.diagonal())
 
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
@@ -409,16 +334,8 @@ class MeanField(Scale):
         """Return the diagonal, as a matrix."""
         return torch.diag_embed(matrix.diagonal(dim1=-2, dim2=-1))
 
-    def entropy_gradient(self, C: Tensor) -> Tensor:
-        """Return the diagonal matrix of 1/C_ii."""
-        return torch.diag_embed(1 / C.diagonal())
-
     def projected(self, C: Tensor, floor: float) -> Tensor:
-        """Return the diagonal matrix of max(C_ii, c).
-
-        Raises:
-            InputError: if the floor is not positive.
-        """
+        """Return the diagonal matrix of max(C_ii, c)."""
         return torch.diag_embed(C.diagonal().clamp_min(_positive(floor)))
 
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
@@ -439,26 +356,14 @@ class SquareRoot(Scale):
         """Return the symmetric part (A + Aᵀ)/2."""
         return 0.5 * (matrix + matrix.mT)
 
-    def entropy_gradient(self, C: Tensor) -> Tensor:
-        """Return the inverse C⁻¹."""
-        return torch.linalg.solve(C, torch.eye(len(C), dtype=C.dtype, device=C.device))
-
     def projected(self, C: Tensor, floor: float) -> Tensor:
-        """Return C with its eigenvalues clipped at c.
-
-        Raises:
-            InputError: if the floor is not positive.
-        """
+        """Return C with its eigenvalues clipped at c."""
         values, vectors, ok = eigh(C)
         projected = (vectors * values.clamp_min(_positive(floor))) @ vectors.mT
         return torch.where(ok[..., None, None], projected, torch.nan)
 
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
-        """Refuse, since the moment is not of this form: its cross terms mix G_ij and G_ji.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse by an `InputError`, since the moment is not of this form: its cross terms mix G_ij and G_ji."""
         raise InputError(
             "the second moment of a symmetrised gradient is no weighted sum of squares. Use Unrestricted, above it."
         )
@@ -477,16 +382,8 @@ class Unrestricted(Scale):
         """Return the matrix as it is."""
         return matrix
 
-    def entropy_gradient(self, C: Tensor) -> Tensor:
-        """Return the inverse transpose C⁻ᵀ."""
-        return torch.linalg.solve(C.mT, torch.eye(len(C), dtype=C.dtype, device=C.device))
-
     def projected(self, C: Tensor, floor: float) -> Tensor:
-        """Refuse, since there is no convex domain to project on.
-
-        Raises:
-            InputError: always.
-        """
+        """Refuse by an `InputError`, since there is no convex domain to project on."""
         raise InputError("an unrestricted C has no convex domain to project on. Use Triangular or SquareRoot.")
 
     def second_moment_weights(self, dim: int, kurtosis: float) -> tuple[Tensor, Tensor]:
@@ -497,6 +394,10 @@ class Unrestricted(Scale):
 
 def _outer(left: Tensor, right: Tensor) -> Tensor:
     return left[..., :, None] * right[..., None, :]
+
+
+def _inverse_transpose(C: Tensor) -> Tensor:
+    return torch.linalg.solve(C.mT, torch.eye(len(C), dtype=C.dtype, device=C.device))
 
 
 def _positive(floor: float) -> float:
@@ -528,6 +429,8 @@ class Residuals(NamedTuple):
 class GaussianTarget(NamedTuple):
     """A Gaussian target ℓ(z) = ½(z - z̄)ᵀΛ(z - z̄) - ½ log|Λ/2π|, for which all second moments are exact.
 
+    In the methods q is N(m, CCᵀ), with ``mean`` = m, (D,), and ``C``, (D, D), of the pattern ``scale``.
+
     >>> target = GaussianTarget(torch.zeros(2), torch.tensor([[1.0, 0.5], [0.5, 1.0]]))
     >>> target.fisher_hyvarinen(*target.mean_field_optimum()).item()  # 2 · 0.5²
     0.5
@@ -536,122 +439,49 @@ class GaussianTarget(NamedTuple):
     mean: Tensor  # z̄, (D,)
     precision: Tensor  # Λ, (D, D)
 
-    def log_joint(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Tensor:
-        """The log joint -ℓ, with its constant.
-
-        Args:
-            theta: the points, (*sample, D).
-
-        Returns:
-            One value for each θ, (*sample,).
-
-        >>> GaussianTarget(torch.zeros(1), torch.eye(1)).log_joint(torch.zeros(3, 1)).shape
-        torch.Size([3])
-        """
+    def log_joint(self, theta: Tensor) -> Tensor:
+        """Return the log joint -ℓ with its constant, (*sample,), at points of shape (*sample, D)."""
         shift = theta - self.mean
         constant = cholesky(self.precision)[0].diagonal().log().sum() - 0.5 * len(self.mean) * math.log(2 * math.pi)
         return constant - 0.5 * (shift @ self.precision * shift).sum(-1)
 
-    def residuals(
-        self,
-        mean: Tensor,  # m, (D,)
-        C: Tensor,  # (D, D)
-    ) -> Residuals:
-        """The linear parts of the residual and of the gradient under q = N(m, CCᵀ).
-
-        Args:
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-
-        Returns:
-            h, A and G.
-        """
+    def residuals(self, mean: Tensor, C: Tensor) -> Residuals:
+        """Return the linear parts h, A and G of the residual and of the gradient."""
         A = self.precision @ C
-        inverse = torch.linalg.solve(C.mT, torch.eye(len(C), dtype=C.dtype, device=C.device))
-        return Residuals(self.precision @ (mean - self.mean), A, A - inverse)
+        return Residuals(self.precision @ (mean - self.mean), A, A - _inverse_transpose(C))
 
     def gradient(self, scale: Scale, mean: Tensor, C: Tensor) -> Gradient:
-        """The gradient ∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean.
-
-        Args:
-            scale: the pattern of C.
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-
-        Returns:
-            The gradient in m and C.
-        """
+        """Return the gradient ∇F = (h, Π[A] - ∇ log|det C|), which both estimators have as their mean."""
         h, A, _ = self.residuals(mean, C)
         return Gradient(h, scale.kept(A) - scale.entropy_gradient(C))
 
     def landing_moment(self, scale: Scale, mean: Tensor, C: Tensor) -> Tensor:
-        """The second moment E|g|² of one draw that sticks the landing, for a Gaussian q, whose score is linear in u.
-
-        Args:
-            scale: the pattern of C.
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-
-        Returns:
-            The moment, ().
-        """
+        """Return the second moment E|g|² of one draw that sticks the landing, for a Gaussian base, linear in u."""
         h, _, G = self.residuals(mean, C)
         return _weighted(scale, h, G, Gaussian.kurtosis)
 
     def closed_entropy_moment(self, scale: Scale, mean: Tensor, C: Tensor, kurtosis: float = 3.0) -> Tensor:
-        """The second moment E|g|² of one draw with the closed-form entropy, for any base of that kurtosis.
-
-        Args:
-            scale: the pattern of C.
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-            kurtosis: the fourth moment k of the base, 3 for the Gaussian.
-
-        Returns:
-            The moment, ().
-        """
+        """Return the second moment E|g|² of one draw with the closed-form entropy, for any base of that kurtosis."""
         h, A, _ = self.residuals(mean, C)
         E = scale.entropy_gradient(C)
         return _weighted(scale, h, A, kurtosis) - 2 * (scale.kept(A) * E).sum() + E.square().sum()
 
     def fisher_hyvarinen(self, mean: Tensor, C: Tensor) -> Tensor:
-        """The Fisher-Hyvärinen divergence D_F = E|∇log q - ∇log π|².
-
-        Args:
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-
-        Returns:
-            D_F, ().
-        """
+        """Return the Fisher-Hyvärinen divergence D_F = E|∇log q - ∇log π|²."""
         h, _, G = self.residuals(mean, C)
         return h.square().sum() + G.square().sum()
 
     def fisher_hyvarinen_4(self, mean: Tensor, C: Tensor) -> Tensor:
-        """The divergence of fourth order, D_F4 = E|∇log q - ∇log π|⁴.
-
-        Args:
-            mean: m, (D,).
-            C: the scale matrix, (D, D).
-
-        Returns:
-            D_F4, ().
-        """
+        """Return the divergence of fourth order, D_F4 = E|∇log q - ∇log π|⁴."""
         h, _, G = self.residuals(mean, C)
         K = G @ G.mT
         return (K.trace() + h.square().sum()).square() + 2 * K.square().sum() + 4 * h @ K @ h
 
     def mean_field_optimum(self) -> tuple[Tensor, Tensor]:
-        """The optimum of mean field, m* = z̄ and C* = diag(Λ)^-½.
+        """Return the optimum of mean field, m* = z̄ and C* = diag(Λ)^-½.
 
         The paper prints diag(Λ⁻¹)^½, which its own first-order condition contradicts.  At the optimum
         D_F = Σ_{i ≠ j} Λ_ij²/Λ_jj, 2ρ²/(1 - ρ²) for two variables of variance 1 and correlation ρ.
-
-        Returns:
-            m*, (D,), and C*, (D, D).
         """
         return self.mean, torch.diag(self.precision.diagonal().rsqrt())
 
@@ -661,12 +491,7 @@ def _weighted(scale: Scale, h: Tensor, G: Tensor, kurtosis: float) -> Tensor:
     return (v * h.square()).sum() + (W * G.square()).sum()
 
 
-def fisher_hyvarinen(
-    q: Posterior,  # without a batch
-    target: Target,
-    order: int = 2,  # p, 2 or 4 in the theorems
-    draws: Draws | None = None,  # 1024 independent ones
-) -> Tensor:
+def fisher_hyvarinen(q: Posterior, target: Target, order: int = 2, draws: Draws | None = None) -> Tensor:
     """The divergence E_q|∇log q - ∇log π|ᵖ by Monte Carlo.
 
     √D_F4 is the misspecification that keeps the variance of sticking the landing above zero; D_F is at most the second
@@ -703,11 +528,7 @@ def fisher_hyvarinen(
     return (gradient + score).norm(dim=-1).pow(order).mean()
 
 
-def wasserstein_to_point(
-    mean: Tensor,  # m, (D,)
-    C: Tensor,  # (D, D)
-    point: Tensor,  # (D,)
-) -> Tensor:
+def wasserstein_to_point(mean: Tensor, C: Tensor, point: Tensor) -> Tensor:
     """The Wasserstein distance W₂(N(m, CCᵀ), δ_point) = √(|m - point|² + ‖C‖²_F).
 
     It sets the noise floor of the closed entropy, where the point is the mode of the target.
@@ -741,16 +562,12 @@ class EmpiricalVariance(NamedTuple):
     3.0
     """
 
-    alpha: float  # the least that holds at all of them
-    slope: float  # by least squares
-    beta: float  # E|g(λ*)|²
+    alpha: float
+    slope: float
+    beta: float
 
 
-def empirical_variance(
-    moments: Tensor,  # E|g(λ)|² at N points, (N,)
-    distances2: Tensor,  # |λ - λ*|², (N,)
-    at_optimum: float | Tensor,  # E|g(λ*)|²
-) -> EmpiricalVariance:
+def empirical_variance(moments: Tensor, distances2: Tensor, at_optimum: float | Tensor) -> EmpiricalVariance:
     """Estimate α̂ and β̂ from second moments that were measured along a path or on a grid.
 
     Args:
@@ -907,11 +724,7 @@ class AdaptiveVariance(NamedTuple):
 
 
 def landing_variance(
-    L: float,  # ∇²ℓ ⪯ L, and S = L
-    dim: int,
-    fisher4: float,  # D_F4(q*, π), 0 where q* is π
-    kurtosis: float = 3.0,
-    mean_field: bool = False,
+    L: float, dim: int, fisher4: float, kurtosis: float = 3.0, mean_field: bool = False
 ) -> AdaptiveVariance:
     """The adaptive constants of sticking the landing: α̃ = 4L²(d + k), β̃ = (2d + k)√D_F4, C = ½.
 
@@ -940,22 +753,15 @@ def landing_variance(
 
 
 def closed_entropy_variance(
-    L: float,  # ∇²ℓ ⪯ L, and S = L
-    dim: int,
-    distance2: float,  # |λ̄ - λ*|² = W₂(q*, δ_z̄)², z̄ the mode
-    kurtosis: float = 3.0,
-    mean_field: bool = False,
+    L: float, dim: int, distance2: float, kurtosis: float = 3.0, mean_field: bool = False
 ) -> AdaptiveVariance:
     """The adaptive constants of the closed entropy: α̃ = L²(d + k + 4), β̃ = L²(d + k)|λ̄ - λ*|², C = 1.
 
     For mean field 2k√d + 1 takes the place of d + k.
 
     Args:
-        L: the largest curvature, ∇²ℓ ⪯ L, which is taken for S too.
-        dim: d.
+        L, dim, kurtosis, mean_field: as in `landing_variance`.
         distance2: |λ̄ - λ*|² = W₂(q*, δ_z̄)², with z̄ the mode of the target.
-        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
-        mean_field: whether C is diagonal.
 
     Returns:
         The constants.
@@ -972,13 +778,7 @@ def closed_entropy_variance(
 
 
 def landing_bound(
-    L: float,  # ∇²ℓ ⪯ L
-    S: float,  # ‖C⁻¹‖² ≤ S at λ and λ*
-    dim: int,
-    fisher4: float,  # D_F4(q*, π)
-    delta: float,
-    kurtosis: float = 3.0,
-    mean_field: bool = False,
+    L: float, S: float, dim: int, fisher4: float, delta: float, kurtosis: float = 3.0, mean_field: bool = False
 ) -> QuadraticVariance:
     """The variance of sticking the landing at one δ: α = (2 + δ)(d + k)(L² + S²), β = (1 + 2/δ)(d + k)√D_F4.
 
@@ -986,13 +786,10 @@ def landing_bound(
     (α = 12 where 16 is attained), and 2d + k in β, which holds.  S² is attained by ‖C⁻¹‖²‖C*⁻¹‖², the spectral norms.
 
     Args:
-        L: the largest curvature, ∇²ℓ ⪯ L.
+        L, dim, kurtosis, mean_field: as in `landing_variance`.
         S: a bound of ‖C⁻¹‖² at λ and at λ*.
-        dim: d.
         fisher4: D_F4(q*, π), 0 where q* is π.
         delta: δ, positive.
-        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
-        mean_field: whether C is diagonal.
 
     Returns:
         α and β.
@@ -1011,26 +808,17 @@ def landing_bound(
 
 
 def closed_entropy_bound(
-    L: float,  # ∇²ℓ ⪯ L
-    S: float,  # C_ii ≥ S^-½
-    dim: int,
-    distance2: float,  # |λ̄ - λ*|²
-    delta: float,
-    kurtosis: float = 3.0,
-    mean_field: bool = False,
+    L: float, S: float, dim: int, distance2: float, delta: float, kurtosis: float = 3.0, mean_field: bool = False
 ) -> QuadraticVariance:
     """The variance of the closed entropy at one δ: α = L²(d + k)(1 + δ) + (L + S)², β = L²(d + k)(1 + 1/δ)|λ̄ - λ*|².
 
     For mean field 2k√d + 1 takes the place of d + k; that theorem is printed without L² in β.
 
     Args:
-        L: the largest curvature, ∇²ℓ ⪯ L.
+        L, dim, kurtosis, mean_field: as in `landing_variance`.
         S: a bound of 1/C_ii².
-        dim: d.
         distance2: |λ̄ - λ*|², with λ̄ the point mass at the mode of the target.
         delta: δ, positive.
-        kurtosis: the fourth moment k of the base, 3 for the Gaussian.
-        mean_field: whether C is diagonal.
 
     Returns:
         α and β.
