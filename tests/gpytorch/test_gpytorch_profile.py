@@ -6,12 +6,7 @@ import pytest
 import torch
 from sparse_models import SparseModel, check_gradient, tightening
 
-from torchngvi.adapters.gpytorch import (
-    NaturalGradientVariationalDistribution,
-    SparseGP,
-    refine_svgp,
-    train_svgp,
-)
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, refine_svgp, train_svgp
 from torchngvi.adapters.gpytorch.energies import tightened
 from torchngvi.adapters.gpytorch.profile import ProfiledELBO
 from torchngvi.errors import InputError

@@ -149,11 +149,7 @@ def test_no_imports_inside_functions():
 
 def test_imports_by_name():
     """The front door, old names and the table of engines import modules by name; nothing else does."""
-    late = {
-        "__init__.py",
-        "renamed.py",
-        "fitting/fit.py",
-    }
+    late = {"__init__.py", "renamed.py", "fitting/fit.py"}
     found = {path.relative_to(PACKAGE).as_posix() for path in FILES if "import_module" in path.read_text("utf-8")}
     assert {name for name in found if name.split("/")[0].removesuffix(".py") not in HOSTS} == late
 

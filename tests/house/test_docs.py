@@ -43,8 +43,7 @@ LONG = {"many_machines"}
 
 
 @pytest.mark.parametrize(
-    "page",
-    [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else (), id=page.stem) for page in SHOWN],
+    "page", [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else (), id=page.stem) for page in SHOWN]
 )
 def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
     for package in NEEDED.get(page.stem, ()):

@@ -69,10 +69,7 @@ REGRESSIONS = {  # data, coefficients -> response, mean
         np.log(d.weight),
         b[0] + b[1:6] @ np.log([d.diam1, d.diam2, d.canopy_height, d.total_height, d.density]) + b[6] * d.group,
     ),
-    "logmesquite_logvolume": lambda d, b: (
-        np.log(d.weight),
-        b[0] + b[1] * np.log(d.diam1 * d.diam2 * d.canopy_height),
-    ),
+    "logmesquite_logvolume": lambda d, b: (np.log(d.weight), b[0] + b[1] * np.log(d.diam1 * d.diam2 * d.canopy_height)),
     "logmesquite_logvas": lambda d, b: (  # volume, area, shape
         np.log(d.weight),
         b[0]

@@ -375,10 +375,7 @@ SLIPS = {
         lambda f, y: F.cross_entropy(f, torch.where(torch.arange(20) < 5, -100, y)),
         r"leaves 25% of the labels out, .*lambda logits: logits\[mask\]",
     ),
-    "softmax": (
-        lambda f, y: F.nll_loss(f.log(), y),
-        "The outputs of the network are probabilities, which sum to 1",
-    ),
+    "softmax": (lambda f, y: F.nll_loss(f.log(), y), "The outputs of the network are probabilities, which sum to 1"),
 }
 
 

@@ -6,15 +6,9 @@ import torch
 from test_ngvi import exact_posterior, logistic
 
 from examples.papers.wu2024 import families, figure_1, figure_2
-from torchngvi import (
-    GeneralizedLinear,
-    NaturalGaussian,
-)
+from torchngvi import GeneralizedLinear, NaturalGaussian
 from torchngvi.diagnostics import log_predictive_density
-from torchngvi.theory.wu2024 import (
-    limiting_variance,
-    rate_bound,
-)
+from torchngvi.theory.wu2024 import limiting_variance, rate_bound
 
 F64 = torch.float64
 

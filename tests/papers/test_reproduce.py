@@ -125,14 +125,8 @@ class TestCommands:
         [
             (["reproduce", "srvn-fig33"], "there is no experiment 'srvn-fig33'. Did you mean 'srvn-fig3'?"),
             (["reproduce", "srvn-fig1", "--from-logs"], "Run it without --from-logs."),
-            (
-                ["reproduce", "srvn-fig1", "--from-logs", "--out", "other"],
-                "is not one of srvn-fig1: it has no 'case'.",
-            ),
-            (
-                ["reproduce", "tan-fig3", "--from-logs", "--out", "other"],
-                "is not one of tan-fig3: it has no 'data'.",
-            ),
+            (["reproduce", "srvn-fig1", "--from-logs", "--out", "other"], "is not one of srvn-fig1: it has no 'case'."),
+            (["reproduce", "tan-fig3", "--from-logs", "--out", "other"], "is not one of tan-fig3: it has no 'data'."),
             (["reproduce", "no.toml"], "there is no settings file 'no.toml'"),
             (["compare", str(CONFIGS / "srvn-fig1.toml")], "python -m examples.compare_methods"),
         ],

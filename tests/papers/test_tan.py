@@ -46,14 +46,7 @@ from torchngvi.fitting import SlopeStop
 from torchngvi.interfaces import Coordinates
 from torchngvi.methods import RootGD
 from torchngvi.optim import Evaluation
-from torchngvi.rules import (
-    Adam,
-    LogNaturalGradient,
-    LogRootGradient,
-    NaturalGradient,
-    NormalizedMomentum,
-    RootGradient,
-)
+from torchngvi.rules import Adam, LogNaturalGradient, LogRootGradient, NaturalGradient, NormalizedMomentum, RootGradient
 from torchngvi.stepsizes import Constant
 
 ROOTS = {"C": "cholesky", "T": "precision"}

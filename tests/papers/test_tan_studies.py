@@ -8,14 +8,9 @@ import pytest
 import torch
 from helpers import DTYPE
 
-from torchngvi import (
-    CholeskyGaussian,
-    fit,
-)
+from torchngvi import CholeskyGaussian, fit
 from torchngvi.interfaces import RootTangent, Tangent
-from torchngvi.rules import (
-    RootGradient,
-)
+from torchngvi.rules import RootGradient
 
 needs_data = pytest.mark.skipif(
     not (pathlib.Path(os.environ.get("TORCHNGVI_DATA", "")) / "uci" / "icu.tsv.gz").is_file()

@@ -512,10 +512,7 @@ class TestTheorem2:
         a = 1.7
         q = CholeskyGaussian(1, mean=2.0, scale=a**-0.5, dtype=DTYPE)
         after = stepped(
-            q,
-            SRVN(),
-            framed_packet(q.mean, vec([a]))._replace(derivative=Raw(a * q.mean, vec([a]))),
-            every(rho, ()),
+            q, SRVN(), framed_packet(q.mean, vec([a]))._replace(derivative=Raw(a * q.mean, vec([a]))), every(rho, ())
         )
         ratio = float(after.mean / q.mean) ** 2
         eta = theory.theorem_2_descent(rho, a, 1 / a, a**-0.5, a**-0.5)

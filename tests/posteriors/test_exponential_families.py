@@ -8,13 +8,7 @@ import scipy.stats
 import torch
 from helpers import vec
 
-from torchngvi.numerics.special import (
-    increasing_root,
-    inverse_digamma,
-    log_minus_digamma,
-    trigamma,
-    trigamma_excess,
-)
+from torchngvi.numerics.special import increasing_root, inverse_digamma, log_minus_digamma, trigamma, trigamma_excess
 from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, InverseGamma, Poisson, Wishart
 from torchngvi.testing import check_exponential_family
 

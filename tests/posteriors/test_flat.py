@@ -9,13 +9,7 @@ import pytest
 import torch
 from helpers import seeded
 
-from torchngvi import (
-    CholeskyGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    NaturalGradientVI,
-    fit,
-)
+from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NaturalGradientVI, fit
 from torchngvi.errors import InputError, PairError
 from torchngvi.ifvb import (
     IFVB,

@@ -7,13 +7,7 @@ import torch
 from helpers import DTYPE, close
 from test_mixed import epilepsy, hers, toenail
 
-from torchngvi import (
-    SRVN,
-    CholeskyGaussian,
-    NaturalGradientVI,
-    PrecisionCholeskyGaussian,
-    fit,
-)
+from torchngvi import SRVN, CholeskyGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, fit
 from torchngvi.interfaces import Local, Path, Trial
 from torchngvi.metrics import QuasiNewton
 from torchngvi.models import MixedLogJoint, MixedPrior

@@ -16,22 +16,9 @@ from helpers import MIXED_PRIORS as PRIORS
 from helpers import mixed_model as model_of
 from helpers import mixed_problem as problem
 
-from torchngvi import (
-    VN,
-    CholeskyGaussian,
-    NaturalGaussian,
-    NaturalGradientVI,
-    PrecisionCholeskyGaussian,
-    fit,
-)
+from torchngvi import VN, CholeskyGaussian, NaturalGaussian, NaturalGradientVI, PrecisionCholeskyGaussian, fit
 from torchngvi.errors import InputError
-from torchngvi.models import (
-    HalfT,
-    LogJoint,
-    MixedLogJoint,
-    MixedPrior,
-    Wishart,
-)
+from torchngvi.models import HalfT, LogJoint, MixedLogJoint, MixedPrior, Wishart
 from torchngvi.models.mixed_prior import Effects, Precision, half_squares, omega_of, root_of, starts
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import LocalExponential, NaturalGradient

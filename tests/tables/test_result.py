@@ -88,11 +88,7 @@ def test_intervals_of_new_counts_are_between_whole_numbers(family):
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ({"k_hat": 0.9}, "k-hat 0.90 is above 0.7"),
-        ({"k_hat": math.nan}, "k-hat nan is above 0.7"),
-    ],
+    ("change", "said"), [({"k_hat": 0.9}, "k-hat 0.90 is above 0.7"), ({"k_hat": math.nan}, "k-hat nan is above 0.7")]
 )
 def test_what_is_not_to_be_trusted_is_said(change, said):
     result = result_of(design(), column(30, 1), "gaussian", **change)
