@@ -30,62 +30,12 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchngvi import (
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    fit,
-    registry,
-)
+import torchngvi as ngvi
+from torchngvi import expectations, models, rules
 from torchngvi.errors import InputError
-from torchngvi.expectations import (
-    Antithetic,
-    Autograd,
-    ClosedEntropyStein,
-    Fixed,
-    Hessian,
-    HessianVector,
-    Independent,
-    LeastSquaresStein,
-    PathDerivative,
-    Quadrature,
-    Quasi,
-    ScoreFunction,
-    Stein,
-)
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed, Posterior, Raw, Target
-from torchngvi.models import (
-    BernoulliLogit,
-    BernoulliProbit,
-    GaussianNoise,
-    Likelihood,
-    MixedLogJoint,
-    MixedPrior,
-    NegativeBinomial,
-    PoissonLog,
-    RandomEffects,
-    Wishart,
-)
 from torchngvi.registry import POSTERIORS as REGISTERED
 from torchngvi.registry import partners
-from torchngvi.rules import (
-    SVGD,
-    BuresWasserstein,
-    CenteredSVGD,
-    CovarianceGradient,
-    Geodesic,
-    LocalExponential,
-    LogNaturalGradient,
-    LogRootGradient,
-    NaturalGradient,
-    Retraction,
-    RootGradient,
-    SymmetricRoot,
-    VariationalNewton,
-)
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 from torchngvi.structures import Forest, FullAlgebra, arrow, block_diagonal, forest, nested
 from torchngvi.testing.claims import root_in
@@ -122,17 +72,17 @@ class TwoBlocks:
         return two_blocks(dim)
 
 
-class BlockCholesky(TwoBlocks, CholeskyGaussian): ...
+class BlockCholesky(TwoBlocks, ngvi.CholeskyGaussian): ...
 
 
-class BlockNatural(TwoBlocks, NaturalGaussian): ...
+class BlockNatural(TwoBlocks, ngvi.NaturalGaussian): ...
 
 
-class BlockPrecision(TwoBlocks, PrecisionCholeskyGaussian): ...
+class BlockPrecision(TwoBlocks, ngvi.PrecisionCholeskyGaussian): ...
 
 
 POSTERIORS = {
-    **registry.POSTERIORS,
+    **ngvi.registry.POSTERIORS,
     "cholesky_blocks": BlockCholesky,
     "natural_blocks": BlockNatural,
     "precision_blocks": BlockPrecision,
@@ -140,36 +90,41 @@ POSTERIORS = {
 posteriors = pytest.mark.parametrize("name", POSTERIORS)
 BASE = {"cholesky_blocks": "cholesky", "natural_blocks": "natural", "precision_blocks": "precision"}
 RULES = {
-    "newton": VariationalNewton,
-    "natural_gradient": NaturalGradient,
-    "symmetric_root": SymmetricRoot,
-    "retraction": Retraction,
-    "geodesic": Geodesic,
-    "bures_wasserstein": BuresWasserstein,
-    "svgd": SVGD,
-    "centered_svgd": CenteredSVGD,
-    "covariance_gradient": CovarianceGradient,
-    "root_gradient": RootGradient,
-    "log_natural_gradient": LogNaturalGradient,
-    "log_root_gradient": LogRootGradient,
-    "local_exponential": LocalExponential,
+    "newton": rules.VariationalNewton,
+    "natural_gradient": rules.NaturalGradient,
+    "symmetric_root": rules.SymmetricRoot,
+    "retraction": rules.Retraction,
+    "geodesic": rules.Geodesic,
+    "bures_wasserstein": rules.BuresWasserstein,
+    "svgd": rules.SVGD,
+    "centered_svgd": rules.CenteredSVGD,
+    "covariance_gradient": rules.CovarianceGradient,
+    "root_gradient": rules.RootGradient,
+    "log_natural_gradient": rules.LogNaturalGradient,
+    "log_root_gradient": rules.LogRootGradient,
+    "local_exponential": rules.LocalExponential,
 }
 STEP_SIZES = {"constant": Constant, "kl_radius": KLRadius, "sufficient_decrease": SufficientDecrease}
-DRAWS = {"independent": Independent, "antithetic": Antithetic, "quasi": Quasi, "fixed": Fixed}
+DRAWS = {
+    "independent": expectations.Independent,
+    "antithetic": expectations.Antithetic,
+    "quasi": expectations.Quasi,
+    "fixed": expectations.Fixed,
+}
 BLACK_BOX = {  # of any log joint, from draws
-    "stein": Stein,
-    "closed_entropy": ClosedEntropyStein,
-    "least_squares": LeastSquaresStein,
-    "score_function": ScoreFunction,
-    "path_derivative": PathDerivative,
-    "hessian": Hessian,
-    "hessian_vector": HessianVector,
+    "stein": expectations.Stein,
+    "closed_entropy": expectations.ClosedEntropyStein,
+    "least_squares": expectations.LeastSquaresStein,
+    "score_function": expectations.ScoreFunction,
+    "path_derivative": expectations.PathDerivative,
+    "hessian": expectations.Hessian,
+    "hessian_vector": expectations.HessianVector,
 }
 ESTIMATORS = {
-    "quadrature": Quadrature,
-    "autograd": Autograd,
-    "stein_fixed": lambda: Stein(Fixed(16)),
-    "closed_entropy_fixed": lambda: ClosedEntropyStein(Fixed(16)),
+    "quadrature": expectations.Quadrature,
+    "autograd": expectations.Autograd,
+    "stein_fixed": lambda: expectations.Stein(expectations.Fixed(16)),
+    "closed_entropy_fixed": lambda: expectations.ClosedEntropyStein(expectations.Fixed(16)),
     **BLACK_BOX,
 }
 
@@ -217,7 +172,7 @@ OWN_COORDINATES |= {name: OWN_COORDINATES[base] for name, base in BASE.items()}
 class Family:
     """A likelihood, its energy as the reference has it, and how to draw targets."""
 
-    likelihood: Callable[[], Likelihood]
+    likelihood: Callable[[], models.Likelihood]
     energy: Callable[[Tensor, Tensor], Tensor]
     targets: Callable[[Tensor], Tensor]  # standard normal (..., N) -> y
 
@@ -229,15 +184,12 @@ def _classes(x: Tensor) -> Tensor:
 
 
 FAMILIES = {
-    "bernoulli_logit": Family(BernoulliLogit, reference.logit_energy, _classes),
-    "bernoulli_probit": Family(BernoulliProbit, reference.probit_energy, _classes),
-    "poisson_log": Family(PoissonLog, reference.poisson_energy, lambda x: (2 * x.abs()).round()),
-    "gaussian": Family(GaussianNoise, reference.gaussian_energy(1.0), lambda x: 2 * x),
-    "gaussian_0.3": Family(lambda: GaussianNoise(0.3), reference.gaussian_energy(0.3), lambda x: 2 * x),
+    "bernoulli_logit": Family(models.BernoulliLogit, reference.logit_energy, _classes),
+    "bernoulli_probit": Family(models.BernoulliProbit, reference.probit_energy, _classes),
+    "poisson_log": Family(models.PoissonLog, reference.poisson_energy, lambda x: (2 * x.abs()).round()),
+    "gaussian": Family(models.GaussianNoise, reference.gaussian_energy(1.0), lambda x: 2 * x),
+    "gaussian_0.3": Family(lambda: models.GaussianNoise(0.3), reference.gaussian_energy(0.3), lambda x: 2 * x),
 }
-
-
-# ------------------------------------------------------------------------------- comparisons
 
 
 def close(actual: Tensor, expected: Tensor, tolerance: float) -> None:
@@ -283,9 +235,6 @@ def refuses(error: type[Exception], text: str) -> contextlib.AbstractContextMana
 def raises(text: str) -> contextlib.AbstractContextManager[pytest.ExceptionInfo[InputError]]:
     """What raises an `InputError` with this text in its message."""
     return pytest.raises(InputError, match=re.escape(text))
-
-
-# ------------------------------------------------------------------------------- random things
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -353,7 +302,7 @@ def framed_packet(a: Tensor, W: Tensor, temperature: float = 1.0) -> Expectation
 class Model:
     """A target of the library and the same problems for the reference, one a member."""
 
-    target: GeneralizedLinear
+    target: ngvi.GeneralizedLinear
     problems: list[reference.Problem]
 
 
@@ -371,7 +320,7 @@ def random_model(
     weights = 0.2 + randn(*batch, ROWS, seed=seed + 2).abs()
     offset = 0.3 * randn(*batch, ROWS, seed=seed + 3)
     mean, precision = 0.5 * randn(DIM, seed=seed + 4), torch.exp(0.5 * randn(DIM, seed=seed + 5))
-    target = GeneralizedLinear(
+    target = ngvi.GeneralizedLinear(
         X,
         y,
         part.likelihood(),
@@ -426,9 +375,9 @@ def step(q, move) -> tuple[Tensor, Tensor]:
 def moments_of(q, new: Coordinates) -> tuple[Tensor, Tensor]:
     """Mean and covariance of coordinates, from their definition."""
     matrix = q.structure.to_dense(new.matrix)
-    if isinstance(q, NaturalGaussian):
+    if isinstance(q, ngvi.NaturalGaussian):
         return torch.linalg.solve(matrix, new.vector), torch.linalg.inv(matrix)
-    if isinstance(q, PrecisionCholeskyGaussian):
+    if isinstance(q, ngvi.PrecisionCholeskyGaussian):
         return new.vector, torch.linalg.inv(matrix @ matrix.mT)
     return new.vector, matrix @ matrix.mT
 
@@ -441,7 +390,7 @@ def every(rho: float, batch: tuple[int, ...]) -> Tensor:
 # Small posteriors and regressions on which the optimizer and the loop are run
 
 SMALL_DIM, SMALL_ROWS = 3, 20
-METHODS = {"VN": VN, "SRVN": SRVN}
+METHODS = {"VN": ngvi.VN, "SRVN": ngvi.SRVN}
 METHOD_PAIRS = [(m, p) for m in METHODS for p in partners(m.lower())]
 SMALL_BATCHES = [(), (3,)]  # (3,) is DIM, where a wrong broadcast goes unnoticed by shape
 
@@ -461,7 +410,7 @@ def make_posterior(
 
 def quiet(q: Posterior, target: Target, *optimizer: object, **options: object):
     """A fit without a bar."""
-    return fit(q, target, *optimizer, progress=False, **options)
+    return ngvi.fit(q, target, *optimizer, progress=False, **options)
 
 
 def make_model(
@@ -469,9 +418,9 @@ def make_model(
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
-    kind: type[GeneralizedLinear] = GeneralizedLinear,
+    kind: type[ngvi.GeneralizedLinear] = ngvi.GeneralizedLinear,
     temperature: float = 1.0,
-) -> GeneralizedLinear:
+) -> ngvi.GeneralizedLinear:
     """Logistic regression, one data set a batch member."""
     generator = torch.Generator().manual_seed(100 + seed)
     X = torch.randn(*batch, SMALL_ROWS, SMALL_DIM, generator=generator, dtype=torch.float64)
@@ -479,7 +428,7 @@ def make_model(
     return kind(X.to(dtype), y.to(dtype), prior_precision=0.5, temperature=temperature)
 
 
-class CountedModel(GeneralizedLinear):
+class CountedModel(ngvi.GeneralizedLinear):
     """Counts its evaluations."""
 
     calls = 0
@@ -560,7 +509,7 @@ FORESTS = {
 }
 
 
-PRECISION = [PrecisionCholeskyGaussian, NaturalGaussian]
+PRECISION = [ngvi.PrecisionCholeskyGaussian, ngvi.NaturalGaussian]
 
 
 def posterior_in(kind, pattern, batch=(), seed=0):
@@ -568,7 +517,7 @@ def posterior_in(kind, pattern, batch=(), seed=0):
     q = kind(pattern.dim, batch, structure=pattern, dtype=DTYPE)
     T, mean = pattern.from_dense(root_in(pattern, batch, seed)), randn(*batch, pattern.dim, seed=seed + 1)
     S = pattern.congruence(T, pattern.eye(mean))
-    new = (mean, T) if kind is PrecisionCholeskyGaussian else (pattern.smv(S, mean), S)
+    new = (mean, T) if kind is ngvi.PrecisionCholeskyGaussian else (pattern.smv(S, mean), S)
     q.assign(type(q.coordinates)(*new), torch.ones(batch, dtype=torch.bool))
     return q
 
@@ -596,13 +545,13 @@ MIXED_FAMILIES = {
     "logit": "bernoulli_logit",
     "probit": "bernoulli_probit",
     "poisson": "poisson_log",
-    "negative binomial": NegativeBinomial(3.0),
-    "gaussian": GaussianNoise(0.7),
+    "negative binomial": models.NegativeBinomial(3.0),
+    "gaussian": models.GaussianNoise(0.7),
 }
 MIXED_PRIORS = {
-    1: Wishart(2.5, [[0.8]]),
-    2: Wishart(3.0, [[0.8, 0.2], [0.2, 0.5]]),
-    3: Wishart(4.5, [[0.8, 0.2, 0.0], [0.2, 0.5, -0.1], [0.0, -0.1, 0.4]]),
+    1: models.Wishart(2.5, [[0.8]]),
+    2: models.Wishart(3.0, [[0.8, 0.2], [0.2, 0.5]]),
+    3: models.Wishart(4.5, [[0.8, 0.2, 0.0], [0.2, 0.5, -0.1], [0.0, -0.1, 0.4]]),
 }
 
 
@@ -625,13 +574,13 @@ def mixed_problem(family="poisson", r=1, n=3, seed=0, prior=True):
     weights = 0.5 + torch.rand(rows, generator=generator, dtype=DTYPE)
     settings = {"weights": weights, "offset": 0.3 * randn(rows, seed=seed + 4)}
     if prior:
-        settings["prior"] = MixedPrior(2.0, MIXED_PRIORS[r])
-    return (X, y, RandomEffects(Z, groups), MIXED_FAMILIES[family]), settings
+        settings["prior"] = models.MixedPrior(2.0, MIXED_PRIORS[r])
+    return (X, y, models.RandomEffects(Z, groups), MIXED_FAMILIES[family]), settings
 
 
 def mixed_model(*given, **settings):
     arguments, keywords = mixed_problem(*given, **settings)
-    return MixedLogJoint(*arguments, **keywords)
+    return models.MixedLogJoint(*arguments, **keywords)
 
 
 def eight_schools(centred: bool) -> Callable[[Tensor], Tensor]:

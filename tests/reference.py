@@ -16,8 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# ------------------------------------------------------------------------------- Gaussians
-
 
 def gaussian_kl(m: Tensor, V: Tensor, m2: Tensor, V2: Tensor) -> Tensor:
     """KL(N(m, V) ‖ N(m2, V2))."""
@@ -59,9 +57,6 @@ def symmetric(entries: Tensor) -> Tensor:
     """The symmetric matrix with these lower entries."""
     lower = unvech(entries)
     return lower + lower.tril(-1).mT
-
-
-# ------------------------------------------------------------------- matrices of matrix calculus
 
 
 def vec(A: Tensor) -> Tensor:
@@ -109,9 +104,6 @@ def root_fisher_inverse(root: Tensor) -> Tensor:
     N = 0.5 * (K + torch.eye(dim * dim, dtype=root.dtype))
     left = L @ kron(eye, root) @ L.mT
     return 0.5 * left @ torch.linalg.inv(L @ N @ L.mT) @ left.mT
-
-
-# ----------------------------------------------------------------------------- coordinates
 
 
 @dataclass(frozen=True)
@@ -224,9 +216,6 @@ def natural_gradient(coordinates: Coordinates, flat: Tensor, loss: Callable[[Ten
     return torch.linalg.solve(fisher(coordinates, flat), gradient(coordinates, flat, loss))
 
 
-# ----------------------------------------------------------------------------- update rules
-
-
 def vn(m: Tensor, V: Tensor, g: Tensor, H: Tensor, rho: float, gamma: float = 1.0) -> tuple[Tensor, Tensor]:
     """VN (Kumar et al., Eq 7): S' = (1 - γρ) S + ρH,  m' = m - ρ S'⁻¹ g, the new S and the old g."""
     S = (1 - gamma * rho) * torch.linalg.inv(V) + rho * H
@@ -276,9 +265,6 @@ class TanStep:
         if self.log_diagonal:
             return mean + mean_step, _exp_diagonal(_log_diagonal(root) + root_step)
         return mean + mean_step, root + root_step
-
-
-# ------------------------------------------------------------------------- expected losses
 
 
 def logit_energy(eta: Tensor, y: Tensor) -> Tensor:
@@ -355,9 +341,6 @@ def stationary_point(problem: Problem, kept: Callable[[Tensor], Tensor] = lambda
             return m, V
         m, V = vn(m, V, g, H, (0.2 if iteration < 20 else 0.6) / problem.temperature, problem.temperature)
     raise AssertionError(f"the reference did not converge: {size:.1e}")
-
-
-# ------------------------------------------------------------- one-dimensional integrals, precisely
 
 
 def _panels(e: float, s: float) -> np.ndarray:

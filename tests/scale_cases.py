@@ -2,32 +2,17 @@
 
 import torch
 
-from torchngvi import (
-    VN,
-    CholeskyGaussian,
-    DataLogJoint,
-    DiagonalGaussian,
-    Fixed,
-    GeneralizedLinear,
-    LogJoint,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    Processes,
-    Sharded,
-    Stein,
-    Streamed,
-    fit,
-)
+import torchngvi as ngvi
 from torchngvi.distributed import sum_gradients, synchronize
 from torchngvi.expectations import SampleAverage
 from torchngvi.models import PerDatum, ShardedDraws, SoftmaxRegression
 
 ROWS, DIM = 2001, 6
 POSTERIORS = {
-    "cholesky": CholeskyGaussian,
-    "precision": PrecisionCholeskyGaussian,
-    "natural": NaturalGaussian,
-    "diagonal": DiagonalGaussian,
+    "cholesky": ngvi.CholeskyGaussian,
+    "precision": ngvi.PrecisionCholeskyGaussian,
+    "natural": ngvi.NaturalGaussian,
+    "diagonal": ngvi.DiagonalGaussian,
 }
 
 
@@ -46,17 +31,17 @@ def rows_of(rank, cut=667):
 def glm(rank, cut=667):
     X, y = data()
     rows = rows_of(rank, cut)
-    return GeneralizedLinear(X[rows], y[rows], classes=(0, 1)) if len(X[rows]) else None
+    return ngvi.GeneralizedLinear(X[rows], y[rows], classes=(0, 1)) if len(X[rows]) else None
 
 
 def streamed(rank, size=300):
     X, y = data()
     X, y = X[rows_of(rank)], y[rows_of(rank)]
-    return Streamed.linear(list(zip(X.split(size), y.split(size), strict=True)), len(X), classes=(0, 1))
+    return ngvi.Streamed.linear(list(zip(X.split(size), y.split(size), strict=True)), len(X), classes=(0, 1))
 
 
 def sharded(local, rank):
-    return local if rank is None else Sharded(local, ROWS)
+    return local if rank is None else ngvi.Sharded(local, ROWS)
 
 
 def posterior(name="cholesky", batch=()):
@@ -81,18 +66,15 @@ def outcome(q, result, target):
     }
 
 
-# ------------------------------------------------------------------------------------ equal to one process
-
-
 def usual(q, rank):
     """From where q is: without it both begin at the mode, and go on by two methods."""
-    return VN(q)
+    return ngvi.VN(q)
 
 
 def rows(rank, name, cut=667):
     target, q = sharded(glm(rank, cut), rank), posterior(name)
     before = 0 if rank is None else target.processes.sums
-    found = outcome(q, fit(q, target, usual(q, rank), progress=False), target)
+    found = outcome(q, ngvi.fit(q, target, usual(q, rank), progress=False), target)
     return found | {"sums": found["sums"] - before}
 
 
@@ -101,9 +83,9 @@ def from_the_mode(rank, family, cut=667):
     X, y = data()
     y = {"bernoulli": y, "poisson": torch.poisson(X.sum(-1).exp(), generator=torch.Generator().manual_seed(1))}[family]
     X, y = X[rows_of(rank, cut)], y[rows_of(rank, cut)]
-    local = GeneralizedLinear(X, y, family, classes=(0, 1) if family == "bernoulli" else None) if len(X) else None
-    target, q = sharded(local, rank), CholeskyGaussian(DIM, dtype=torch.float64)
-    return outcome(q, fit(q, target, tolerance=1e-8, progress=False), target)
+    local = ngvi.GeneralizedLinear(X, y, family, classes=(0, 1) if family == "bernoulli" else None) if len(X) else None
+    target, q = sharded(local, rank), ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
+    return outcome(q, ngvi.fit(q, target, tolerance=1e-8, progress=False), target)
 
 
 def second_order(rank, cut=667):
@@ -122,7 +104,7 @@ def second_order(rank, cut=667):
 
 def rows_of_batches(rank, name):
     target, q = sharded(streamed(rank), rank), posterior(name)
-    return outcome(q, fit(q, target, VN(q), progress=False), target)
+    return outcome(q, ngvi.fit(q, target, ngvi.VN(q), progress=False), target)
 
 
 def packet(rank, name, kind):
@@ -137,7 +119,7 @@ def batch_of_posteriors(rank):
     q = posterior(batch=(3,))
     q.initialize_(torch.linspace(-1, 1, 3, dtype=torch.float64)[:, None].expand(3, DIM).clone(), 0.5)
     target = sharded(glm(rank), rank)
-    opt = VN(q)
+    opt = ngvi.VN(q)
     for _ in range(5):
         opt.step(target)
     return {"q": state(q)}
@@ -153,9 +135,9 @@ def data_log_joint(rank, halves=3):
         return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
 
     batches = list(zip(X.chunk(halves), y.chunk(halves), strict=True))
-    target = DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, len(X))
+    target = ngvi.DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, len(X))
     target, q = sharded(target, rank), posterior()
-    opt = VN(q, estimator=SampleAverage(Fixed(64, seed=1)))
+    opt = ngvi.VN(q, estimator=SampleAverage(ngvi.Fixed(64, seed=1)))
     before = 0 if rank is None else target.processes.sums
     for _ in range(8):
         opt.step(target)
@@ -174,9 +156,9 @@ def data_in_batches_by_draws(rank):
         return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
 
     batches = list(zip(X.chunk(3), y.chunk(3), strict=True))
-    target = DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, ROWS)
+    target = ngvi.DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, ROWS)
     target, q = target if rank is None else ShardedDraws(target), posterior()
-    return outcome(q, fit(q, target, progress=False), target)
+    return outcome(q, ngvi.fit(q, target, progress=False), target)
 
 
 def per_datum(rank):
@@ -192,21 +174,21 @@ def per_datum(rank):
 def whole_log_joint(rank):
     torch.manual_seed(0 if rank is None else rank)  # fit takes the leader's draws
     target, q = sharded(per_datum(rank), rank), posterior()
-    return outcome(q, fit(q, target, progress=False), target)
+    return outcome(q, ngvi.fit(q, target, progress=False), target)
 
 
 def draws(rank):
     torch.manual_seed(0 if rank is None else rank)
     target, q = per_datum(None), posterior()
     target = target if rank is None else ShardedDraws(target)
-    return outcome(q, fit(q, target, progress=False), target)
+    return outcome(q, ngvi.fit(q, target, progress=False), target)
 
 
 def examined(rank):
     """The verdict on a log joint that no Gaussian fits."""
     torch.manual_seed(0 if rank is None else rank)
-    target, q = LogJoint(lambda theta: -1.5 * torch.log1p(theta.square()).sum(-1)), posterior()
-    result = fit(q, target if rank is None else ShardedDraws(target), progress=False)
+    target, q = ngvi.LogJoint(lambda theta: -1.5 * torch.log1p(theta.square()).sum(-1)), posterior()
+    result = ngvi.fit(q, target if rank is None else ShardedDraws(target), progress=False)
     verdict = result.examination
     return {"q": state(q)} | ({} if verdict is None else {"word": verdict.word, "effort": verdict.effort})
 
@@ -214,7 +196,7 @@ def examined(rank):
 def stein(rank):
     target, q = per_datum(None), posterior()
     target = target if rank is None else ShardedDraws(target)
-    opt = VN(q, lr=0.2, estimator=Stein(Fixed(32, seed=3)))
+    opt = ngvi.VN(q, lr=0.2, estimator=ngvi.Stein(ngvi.Fixed(32, seed=3)))
     before = 0 if rank is None else target.processes.sums
     for _ in range(10):
         opt.step(target)
@@ -223,7 +205,7 @@ def stein(rank):
 
 def closure(rank, kind="rows"):
     target, q = sharded({"rows": glm, "streamed": streamed}[kind](rank), rank), posterior()
-    opt = VN(q)
+    opt = ngvi.VN(q)
     for _ in range(6):
         opt.step(lambda: target.negative_elbo(q))
     return {"q": state(q)}
@@ -243,10 +225,10 @@ def dropped_in(rank):
     X, y = data()
     X, y = X[rows_of(rank)], y[rows_of(rank)]
     q = posterior()
-    opt = VN(q, lr=0.3)
+    opt = ngvi.VN(q, lr=0.3)
     if rank is not None:
         sum_gradients(opt)
-    model = GeneralizedLinear(X, y, classes=(0, 1))
+    model = ngvi.GeneralizedLinear(X, y, classes=(0, 1))
     for _ in range(8):
         frame = q.probed()
         loss = model.data_energy(frame)[0]
@@ -264,9 +246,9 @@ def sorted_rows(rank):
     y = y.sort().values
     ones = int(y.sum())
     rows = {None: slice(None), 0: slice(0, ROWS - ones), 1: slice(ROWS - ones, None)}[rank]
-    target = sharded(GeneralizedLinear(X[rows], y[rows], classes=(0, 1)), rank)
+    target = sharded(ngvi.GeneralizedLinear(X[rows], y[rows], classes=(0, 1)), rank)
     q = posterior()
-    return outcome(q, fit(q, target, usual(q, rank), progress=False), target)
+    return outcome(q, ngvi.fit(q, target, usual(q, rank), progress=False), target)
 
 
 def members(rank):
@@ -275,21 +257,18 @@ def members(rank):
     mine = slice(None) if rank is None else slice(2 * rank, 2 * rank + 2)
     targets = X[: 4 * 400].reshape(4, 400, DIM)[mine], y[: 4 * 400].reshape(4, 400)[mine]
     q = posterior(batch=targets[0].shape[:1])
-    opt, target = VN(q), GeneralizedLinear(*targets)
+    opt, target = ngvi.VN(q), ngvi.GeneralizedLinear(*targets)
     for _ in range(6):
         opt.step(target)
-    processes = Processes.alone() if rank is None else Processes()
+    processes = ngvi.Processes.alone() if rank is None else ngvi.Processes()
     return {"q": torch.cat(processes.gather(q.mean))}
-
-
-# ------------------------------------------------------------------------------------ what ends a run
 
 
 def callback(rank, where):
     target, q = sharded(glm(rank), rank), posterior()
     seen = []
     callbacks = [lambda record: seen.append(record.evaluations) or (rank in (None, where) and record.evaluations == 3)]
-    result = fit(q, target, usual(q, rank), callbacks=callbacks, progress=False)
+    result = ngvi.fit(q, target, usual(q, rank), callbacks=callbacks, progress=False)
     return outcome(q, result, target) | {"callbacks": seen}
 
 
@@ -300,7 +279,7 @@ def failing_callback(rank, most):
         if record.evaluations == 2:
             raise OSError("no space left")
 
-    return fit(q, target, callbacks=[boom], max_evaluations=most, progress=False)
+    return ngvi.fit(q, target, callbacks=[boom], max_evaluations=most, progress=False)
 
 
 def interrupted_in_a_callback(rank):
@@ -311,7 +290,7 @@ def interrupted_in_a_callback(rank):
         if record.evaluations == 3:
             raise KeyboardInterrupt
 
-    return outcome(q, fit(q, target, callbacks=[leave], progress=False), target)
+    return outcome(q, ngvi.fit(q, target, callbacks=[leave], progress=False), target)
 
 
 def interrupted(rank):
@@ -329,96 +308,93 @@ def interrupted(rank):
         return energy(model, frame)
 
     model.data_energy = data_energy
-    result = fit(q, target, progress=False)
+    result = ngvi.fit(q, target, progress=False)
     return outcome(q, result, target)
 
 
 def out_of_time(rank):
     target, q = sharded(glm(rank), rank), posterior()
-    return outcome(q, fit(q, target, max_seconds=1e-9, progress=False), target)
+    return outcome(q, ngvi.fit(q, target, max_seconds=1e-9, progress=False), target)
 
 
 def with_checkpoint(rank, folder, most, cut=667):
     """The leader's file alone: that of the other rank does not exist."""
     path = f"{folder}/run.pt"
     target, q = sharded(glm(rank, cut), rank), posterior()
-    result = fit(q, target, checkpoint=path, checkpoint_every=1, max_evaluations=most, progress=False)
+    result = ngvi.fit(q, target, checkpoint=path, checkpoint_every=1, max_evaluations=most, progress=False)
     return outcome(q, result, target) | {"trace": [tuple(record)[:-1] for record in result.trace]}
 
 
 def bad_checkpoint(rank, path):
     target, q = sharded(glm(rank), rank), posterior()
-    return fit(q, target, checkpoint=path, progress=False)
-
-
-# ------------------------------------------------------------------------------------ faults
+    return ngvi.fit(q, target, checkpoint=path, progress=False)
 
 
 def fault_prior(rank):
     X, y = data()
     rows = rows_of(rank)
-    return Sharded(GeneralizedLinear(X[rows], y[rows], prior_precision=1.0 + rank, classes=(0, 1)), ROWS)
+    return ngvi.Sharded(ngvi.GeneralizedLinear(X[rows], y[rows], prior_precision=1.0 + rank, classes=(0, 1)), ROWS)
 
 
 def fault_dtype(rank):
     X, y = data((torch.float64, torch.float32)[rank])
     rows = rows_of(rank)
-    return Sharded(GeneralizedLinear(X[rows], y[rows], classes=(0, 1)), ROWS)
+    return ngvi.Sharded(ngvi.GeneralizedLinear(X[rows], y[rows], classes=(0, 1)), ROWS)
 
 
 def fault_family(rank):
     X, y = data()
     rows = rows_of(rank)
-    return Sharded(GeneralizedLinear(X[rows], y[rows], ("bernoulli_logit", "bernoulli_probit")[rank]), ROWS)
+    return ngvi.Sharded(ngvi.GeneralizedLinear(X[rows], y[rows], ("bernoulli_logit", "bernoulli_probit")[rank]), ROWS)
 
 
 def fault_columns(rank):
     X, y = data()
     rows = rows_of(rank)
-    return Sharded(GeneralizedLinear(X[rows][:, : DIM - rank], y[rows], classes=(0, 1)), ROWS)
+    return ngvi.Sharded(ngvi.GeneralizedLinear(X[rows][:, : DIM - rank], y[rows], classes=(0, 1)), ROWS)
 
 
 def fault_classes(rank):
     X, y = data()
     rows = rows_of(rank)
-    return Sharded(GeneralizedLinear(X[rows], y[rows] + rank), ROWS)
+    return ngvi.Sharded(ngvi.GeneralizedLinear(X[rows], y[rows] + rank), ROWS)
 
 
 def fault_rows(rank):
-    return Sharded(glm(rank, 700), ROWS + 1)
+    return ngvi.Sharded(glm(rank, 700), ROWS + 1)
 
 
 def fault_no_rows(rank):
-    return Sharded(None, ROWS)
+    return ngvi.Sharded(None, ROWS)
 
 
 def fault_one_class(rank):
     X, y = data()
     order = y.argsort()
     X, y = X[order], y[order]
-    with Processes().together():
-        model = GeneralizedLinear(X[:600], y[:600]) if rank else GeneralizedLinear(X, y)
-    return Sharded(model, 600)
+    with ngvi.Processes().together():
+        model = ngvi.GeneralizedLinear(X[:600], y[:600]) if rank else ngvi.GeneralizedLinear(X, y)
+    return ngvi.Sharded(model, 600)
 
 
 def fault_threads(rank):
     torch.set_num_threads(1 + rank)
     try:
-        return Sharded(glm(rank), ROWS)
+        return ngvi.Sharded(glm(rank), ROWS)
     finally:
         torch.set_num_threads(1)
 
 
 def fault_q(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior()
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior()
     if rank:
         q.initialize_(q.mean.clone() + 1e-15, 0.5)
-    return VN(q).step(target)
+    return ngvi.VN(q).step(target)
 
 
 def fault_q_between(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior()
-    opt = VN(q)
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior()
+    opt = ngvi.VN(q)
     opt.step(target)
     if rank:
         with torch.no_grad():
@@ -427,71 +403,71 @@ def fault_q_between(rank):
 
 
 def fault_shape(rank):
-    target = Sharded(glm(rank), ROWS)
-    q = CholeskyGaussian(DIM + rank, scale=0.5, dtype=torch.float64)
-    return VN(q).step(target)
+    target = ngvi.Sharded(glm(rank), ROWS)
+    q = ngvi.CholeskyGaussian(DIM + rank, scale=0.5, dtype=torch.float64)
+    return ngvi.VN(q).step(target)
 
 
 def fault_batch(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior(batch=(3,) * rank)
-    return VN(q).step(target)
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior(batch=(3,) * rank)
+    return ngvi.VN(q).step(target)
 
 
 def fault_seeds(rank):
-    target, q = Sharded(per_datum(rank), ROWS), posterior()
+    target, q = ngvi.Sharded(per_datum(rank), ROWS), posterior()
     torch.manual_seed(rank)
-    return VN(q, lr=0.1).step(target)
+    return ngvi.VN(q, lr=0.1).step(target)
 
 
 def fault_draws(rank):
-    target, q = Sharded(per_datum(rank), ROWS), posterior()
-    return VN(q, lr=0.1, estimator=Stein(Fixed(32 * (1 + rank), seed=0))).step(target)
+    target, q = ngvi.Sharded(per_datum(rank), ROWS), posterior()
+    return ngvi.VN(q, lr=0.1, estimator=ngvi.Stein(ngvi.Fixed(32 * (1 + rank), seed=0))).step(target)
 
 
 def fault_raises(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior()
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior()
     if rank:
 
         def data_energy(frame):
             raise ZeroDivisionError("no such row")
 
         target.local.data_energy = data_energy
-    return VN(q).step(target)
+    return ngvi.VN(q).step(target)
 
 
 def fault_settings(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior()
-    return fit(q, target, tolerance=(1e-5, 1e-6)[rank], progress=False)
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior()
+    return ngvi.fit(q, target, tolerance=(1e-5, 1e-6)[rank], progress=False)
 
 
 def fault_places(rank):
-    target, q = Sharded(glm(rank), ROWS), posterior()
-    return target.processes.agree(a=1) if rank else VN(q).step(target)
+    target, q = ngvi.Sharded(glm(rank), ROWS), posterior()
+    return target.processes.agree(a=1) if rank else ngvi.VN(q).step(target)
 
 
 def fault_file(rank, path):
     """A file that is missing on one rank."""
-    with Processes().together():
+    with ngvi.Processes().together():
         if rank:
             raise FileNotFoundError(f"there is no {path}")
 
 
 def fault_sizes(rank):
-    return Processes().total([torch.ones(3 + rank)])
+    return ngvi.Processes().total([torch.ones(3 + rank)])
 
 
 def fault_kind(rank):
-    return Sharded(LogJoint(lambda theta: -theta.square().sum(-1)) if rank else glm(rank), ROWS)
+    return ngvi.Sharded(ngvi.LogJoint(lambda theta: -theta.square().sum(-1)) if rank else glm(rank), ROWS)
 
 
 def fault_twice(rank):
-    return Sharded(Sharded(glm(rank), ROWS), ROWS)
+    return ngvi.Sharded(ngvi.Sharded(glm(rank), ROWS), ROWS)
 
 
 def fault_alone(rank):
     batches = [torch.ones(ROWS)]
-    local = DataLogJoint(lambda theta, y: 0 * theta.sum(-1), lambda theta: 0 * theta.sum(-1), batches, ROWS)
-    return Sharded(None if rank else local, ROWS)
+    local = ngvi.DataLogJoint(lambda theta, y: 0 * theta.sum(-1), lambda theta: 0 * theta.sum(-1), batches, ROWS)
+    return ngvi.Sharded(None if rank else local, ROWS)
 
 
 def nan_on_one_rank(rank):
@@ -499,7 +475,7 @@ def nan_on_one_rank(rank):
     if rank in (None, 1):
         target_ = target if rank is None else target.local
         target_.X[0, 0] = float("nan")
-    result = fit(q, target, progress=False)
+    result = ngvi.fit(q, target, progress=False)
     return outcome(q, result, target)
 
 
@@ -516,23 +492,23 @@ def raises_now_and_then(rank):
         return terms(theta)
 
     local.terms = failing
-    target, q = Sharded(local, ROWS), posterior()
-    result = fit(q, target, progress=False)
+    target, q = ngvi.Sharded(local, ROWS), posterior()
+    result = ngvi.fit(q, target, progress=False)
     return outcome(q, result, target)
 
 
 def synchronized(rank):
     q = posterior()
-    opt = VN(q)
+    opt = ngvi.VN(q)
     if rank:
         q.initialize_(torch.ones(DIM, dtype=torch.float64), 0.1)
     synchronize(q, opt)
-    target = Sharded(glm(rank), ROWS)
-    result = fit(q, target, opt, progress=False)
+    target = ngvi.Sharded(glm(rank), ROWS)
+    result = ngvi.fit(q, target, opt, progress=False)
     return outcome(q, result, target)
 
 
 def same_draws(rank):
     torch.manual_seed(rank)
-    Processes().same_draws()
+    ngvi.Processes().same_draws()
     return torch.rand(2).tolist()

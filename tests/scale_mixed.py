@@ -111,9 +111,6 @@ def with_checkpoint(rank, folder, most, cut=FIRST):
     return outcome(model, q, result, before) | {"converged": result.converged, "trace": trace}
 
 
-# ------------------------------------------------------------------------------------ faults
-
-
 def fault_mixed_prior(rank):
     return spread(rank, "poisson_log", 1, prior=MixedPrior(precision=Wishart(3.0 + rank, [[1.0 + rank]])))
 

@@ -20,8 +20,6 @@ from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, Ro
 from torchngvi.stepsizes import SufficientDecrease
 from torchngvi.structures import Dense
 
-# ------------------------------------------------------------------------------------ rules
-
 
 class Uphill(Rule):
     """The sign of the step is wrong."""
@@ -64,9 +62,6 @@ class NeedsMore(NaturalGradient):
         return super().__call__(q, e)
 
 
-# ------------------------------------------------------------------------------------ structures
-
-
 @dataclass(frozen=True)
 class WrongMetric(ScalarArrow):
     """An entry outside of squares is stored once, and so must count twice."""
@@ -93,9 +88,6 @@ class Banded(ScalarArrow):
     def positions(self):
         place = torch.arange(self.dim)
         return torch.cat([place, place[1:]]), torch.cat([place, place[:-1]])
-
-
-# ------------------------------------------------------------------------------------ estimators
 
 
 class Biased(Stein):
@@ -180,9 +172,6 @@ class GoesUp(Pathwise):
         return e._replace(derivative=e.derivative._replace(a=-e.derivative.a))
 
 
-# ------------------------------------------------------------------------------------ posteriors
-
-
 class TakesAnything(CholeskyGaussian):
     """A step to NaN is a step in the cone."""
 
@@ -252,9 +241,6 @@ class GoesAnywhere(OtherFisher):
         return new, torch.ones_like(ok)
 
 
-# ------------------------------------------------------------------------------------ step sizes
-
-
 class Together(SufficientDecrease):
     """One reach for all members."""
 
@@ -305,9 +291,6 @@ class AcceptsNaN(SufficientDecrease):
         return ~(trial.after > trial.before + trial.slack), new
 
 
-# ------------------------------------------------------------------------------------ momenta
-
-
 class ForgetsTheBatch(NormalizedMomentum):
     """One norm for all members."""
 
@@ -337,9 +320,6 @@ class CountsRejections(Average):
         return super().__call__(q, change, norm2, {name: state[name] for name in ("vector", "matrix", "rejections")})
 
 
-# ------------------------------------------------------------------------------------ accelerations
-
-
 class Euclidean(QuasiNewton):
     """It measures by the stored entries, in which a square holds an entry twice and an arrow once."""
 
@@ -362,9 +342,6 @@ class NeverForgets(QuasiNewton):
 
     def forget(self, keep, state):
         return None
-
-
-# ------------------------------------------------------------------------------------ likelihoods
 
 
 class SaysConvex(Likelihood):
@@ -415,9 +392,6 @@ class WrongCurvature(Likelihood):
 
     def checked(self, y):
         return y
-
-
-# ------------------------------------------------------------------------------------ metrics
 
 
 class WritesToItsState(Recursive):

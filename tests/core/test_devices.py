@@ -16,18 +16,6 @@ from helpers import coordinates, distance, gpu, make_model, make_posterior, same
 from torch.overrides import TorchFunctionMode
 
 import torchngvi
-from torchngvi import (
-    BWGD,
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    GeneralizedLinear,
-    KLRadius,
-    LogJoint,
-    NaturalGradientVI,
-    Quadrature,
-    Stein,
-)
 from torchngvi.expectations import Antithetic, Autograd, Fixed, Quasi
 from torchngvi.models import MixtureIntegrand
 from torchngvi.posteriors import Mixture
@@ -35,8 +23,8 @@ from torchngvi.registry import POSTERIORS
 from torchngvi.rules import LocalExponential
 
 FAMILIES = ["bernoulli_logit", "bernoulli_probit", "poisson_log", "gaussian"]
-STEP_SIZES = {"trial": {}, "constant": {"lr": 0.3}, "kl radius": {"step_size": KLRadius(0.1)}}
-METHODS = {"VN": VN, "SRVN": SRVN}
+STEP_SIZES = {"trial": {}, "constant": {"lr": 0.3}, "kl radius": {"step_size": torchngvi.KLRadius(0.1)}}
+METHODS = {"VN": torchngvi.VN, "SRVN": torchngvi.SRVN}
 
 
 def log_joint(theta):
@@ -77,7 +65,7 @@ class HostCopies(TorchFunctionMode):
 def on_meta(name, batch, family="bernoulli_logit"):
     q, model = make_posterior(name, batch), make_model(batch)
     if family != "bernoulli_logit":
-        model = GeneralizedLinear(model.X, (model.y > 0).double(), family)
+        model = torchngvi.GeneralizedLinear(model.X, (model.y > 0).double(), family)
     return q.to("meta"), model.to("meta")
 
 
@@ -108,9 +96,9 @@ def test_a_step_reads_nothing_back(method, name, batch, step_size):
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_step_sends_nothing_from_the_host(name, family):
-    for estimator in (Quadrature(), Autograd()):
+    for estimator in (torchngvi.Quadrature(), Autograd()):
         q, model = on_meta(name, (), family)
-        opt = VN(q, lr=0.1, estimator=estimator)
+        opt = torchngvi.VN(q, lr=0.1, estimator=estimator)
         step_each_way(opt, q, model, True)  # what is sent once is not sent again
         with HostCopies() as copies:
             step_each_way(opt, q, model, True)
@@ -122,7 +110,7 @@ def test_a_step_sends_nothing_from_the_host(name, family):
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_draws_read_and_send_nothing(name, batch):
     q, _ = on_meta(name, batch)
-    opt = VN(q, lr=0.1, estimator=Stein(4))
+    opt = torchngvi.VN(q, lr=0.1, estimator=torchngvi.Stein(4))
     with HostCopies() as copies:
         for _ in range(2):
             opt.step(log_joint)
@@ -130,9 +118,11 @@ def test_draws_read_and_send_nothing(name, batch):
 
 
 def test_a_mixture_reads_and_sends_nothing():
-    q = Mixture(CholeskyGaussian(3, (2,))).to("meta")
-    opt = NaturalGradientVI(q.components, LocalExponential(), 1.0, step_size=KLRadius(0.2), estimator=Stein(4))
-    target = MixtureIntegrand(q, LogJoint(log_joint))
+    q = Mixture(torchngvi.CholeskyGaussian(3, (2,))).to("meta")
+    opt = torchngvi.NaturalGradientVI(
+        q.components, LocalExponential(), 1.0, step_size=torchngvi.KLRadius(0.2), estimator=torchngvi.Stein(4)
+    )
+    target = MixtureIntegrand(q, torchngvi.LogJoint(log_joint))
     with HostCopies() as copies:
         for _ in range(2):
             opt.step(target)
@@ -145,11 +135,9 @@ def test_a_mixture_reads_and_sends_nothing():
 def test_bures_wasserstein_reads_and_sends_nothing(name):
     q, model = on_meta(name, (3,), "gaussian")
     with HostCopies() as copies:
-        step_each_way(BWGD(q, lr=1e-3), q, model, True)
+        step_each_way(torchngvi.BWGD(q, lr=1e-3), q, model, True)
     assert copies.found == []
 
-
-# ------------------------------------------------------------------------------------ where tensors are made
 
 MAKERS = {
     *("zeros", "ones", "empty", "full", "eye", "arange", "linspace", "logspace", "tensor", "tril_indices"),
@@ -189,8 +177,8 @@ def test_a_default_device_changes_nothing():
     ends = []
     for default in (None, "meta"):
         q, model = make_posterior("natural"), make_model()
-        opt, drawn = VN(q), make_posterior("cholesky")
-        by_draws = VN(drawn, estimator=Stein(Fixed(8)))
+        opt, drawn = torchngvi.VN(q), make_posterior("cholesky")
+        by_draws = torchngvi.VN(drawn, estimator=torchngvi.Stein(Fixed(8)))
         torch.manual_seed(0)
         with torch.device(default) if default else contextlib.nullcontext():
             opt.step(model)
@@ -198,9 +186,6 @@ def test_a_default_device_changes_nothing():
             Quasi(4)(q.mean)
             ends.append([*coordinates(q), *coordinates(drawn), opt.expectation.H])
     assert same_bits(*ends)
-
-
-# ------------------------------------------------------------------------------------ a GPU
 
 
 @gpu
@@ -253,12 +238,12 @@ def test_a_step_on_a_gpu_does_not_wait(method, name, batch, step_size):
 def test_draws_on_a_gpu_do_not_wait_and_resume(name):
     generators = [torch.Generator("cuda").manual_seed(seed) for seed in (0, 1)]
     q = make_posterior(name).cuda()
-    opt = VN(q, lr=0.1, estimator=Stein(Antithetic(8, generators[0])))
+    opt = torchngvi.VN(q, lr=0.1, estimator=torchngvi.Stein(Antithetic(8, generators[0])))
     opt.step(log_joint)
     with waits_are_errors():
         opt.step(log_joint)
     other = make_posterior(name, seed=3).cuda()
-    resumed = VN(other, lr=0.1, estimator=Stein(Antithetic(8, generators[1])))
+    resumed = torchngvi.VN(other, lr=0.1, estimator=torchngvi.Stein(Antithetic(8, generators[1])))
     other.load_state_dict(q.state_dict())
     resumed.load_state_dict(opt.state_dict())
     opt.step(log_joint)
@@ -270,7 +255,7 @@ def test_draws_on_a_gpu_do_not_wait_and_resume(name):
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_posterior_moved_under_its_optimizer(name):
     q, q0, model = make_posterior(name), make_posterior(name), make_model()
-    opt, opt0 = VN(q), VN(q0)
+    opt, opt0 = torchngvi.VN(q), torchngvi.VN(q0)
     q.cuda()
     assert opt.param_groups[0]["params"][0] is q.mean_probe
     assert opt.param_groups[0]["params"][1] is q.root_probe
@@ -288,7 +273,7 @@ def test_a_run_saved_on_a_gpu_resumes_on_the_host(batch):
     q, q0 = make_posterior("cholesky", batch).cuda(), make_posterior("cholesky", batch, seed=2)
     model = make_model(batch)
     on_gpu = model.to("cuda")
-    opt, opt0 = VN(q), VN(q0)
+    opt, opt0 = torchngvi.VN(q), torchngvi.VN(q0)
     for _ in range(2):
         opt.step(on_gpu)
     q0.load_state_dict(q.state_dict())

@@ -42,8 +42,6 @@ def test_the_generator_tells_a_raw_error():
     assert words == ["raw", "refused"]
 
 
-# ------------------------------------------------------------------------------------ rows by themselves
-
 X, Y = torch.eye(3, dtype=torch.float64), torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64)
 
 

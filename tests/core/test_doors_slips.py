@@ -79,9 +79,6 @@ def ids(one: Slip) -> str:
     return f"{one.door}: {one.name}"
 
 
-# ------------------------------------------------------------------------------------ data
-
-
 G = torch.Generator().manual_seed(0)
 X = torch.randn(60, 3, generator=G, dtype=torch.float64)
 LABELS = torch.bernoulli(torch.sigmoid(X @ torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)), generator=G)
@@ -114,9 +111,6 @@ def fitted():
 
 def same(one, other, tolerance=1e-6) -> bool:
     return bool((one.mean - other.mean).abs().max() < tolerance and (one.stddev - other.stddev).abs().max() < tolerance)
-
-
-# ------------------------------------------------------------------------------------ fit, with a log joint
 
 
 enter(
@@ -166,9 +160,6 @@ def _():
     return same(found, fitted().posterior, 0.02)
 
 
-# ------------------------------------------------------------------------------------ regressions
-
-
 enter(
     "GeneralizedLinear",
     {
@@ -191,9 +182,6 @@ def _():
     kinds = torch.arange(60) % 3
     one, other = (fit(q(6), SoftmaxRegression(X, labels)).posterior for labels in (kinds, kinds + 1))
     return same(one, other)
-
-
-# ------------------------------------------------------------------------------------ what follows a fit
 
 
 enter(
@@ -267,9 +255,6 @@ def _():
     ngvi.solved.merge([fitted().posterior] * 2)
 
 
-# ------------------------------------------------------------------------------------ posteriors
-
-
 V = torch.tensor([[4.0, 1.0, 0.0], [1.0, 2.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
 
 
@@ -291,9 +276,6 @@ enter(
 def _():
     found = ngvi.CholeskyGaussian.from_moments(np.zeros(3), V.numpy())
     return bool((found.covariance - V).abs().max() < 1e-12)
-
-
-# ------------------------------------------------------------------------------------ optimizers
 
 
 def loss(posterior, theta, sign=1.0):
@@ -351,9 +333,6 @@ def _():
     return same(run(True), run(False), 1e-12)
 
 
-# ------------------------------------------------------------------------------------ rows in batches
-
-
 def batches(size=20, y=LABELS):
     return list(zip(X.split(size), y.split(size), strict=True))
 
@@ -387,9 +366,6 @@ def _():
     sampler = torch.utils.data.RandomSampler(rows, replacement=True)
     loader = torch.utils.data.DataLoader(rows, batch_size=20, sampler=sampler)
     fit(q(), ngvi.Streamed(loader, 60, both))
-
-
-# ------------------------------------------------------------------------------------ Pyro
 
 
 pyro = pytest.importorskip("pyro")
@@ -478,9 +454,6 @@ def _():
     return bool((one - other).abs().max() < 1e-6)
 
 
-# ------------------------------------------------------------------------------------ GPyTorch
-
-
 gpytorch = pytest.importorskip("gpytorch")
 
 from sparse_models import SparseModel  # noqa: E402
@@ -532,9 +505,6 @@ def _():
     optimizer.step()
 
 
-# ------------------------------------------------------------------------------------ scikit-learn
-
-
 pytest.importorskip("sklearn")
 
 from torchngvi.adapters.sklearn import (  # noqa: E402
@@ -564,9 +534,6 @@ enter(
         )
     },
 )
-
-
-# ------------------------------------------------------------------------------------ mixed models
 
 
 def mixed(formula, family="gaussian", **columns):
@@ -611,9 +578,6 @@ def _():
     ngvi.MixedModel(WEEKS, PAIN, RandomEffects(WEEKS[:, :1], PATIENTS + 1), "gaussian")
 
 
-# ------------------------------------------------------------------------------------ the command line
-
-
 TABLE = FRAME[["a", "b"]].assign(died=CLASSES)
 
 
@@ -651,9 +615,6 @@ def test_another_separator_at_the_command_line(capsys):
         assert command(TABLE, "--target", "died", separator=separator) == 0
         found.append(pd.read_csv("run/coefficients.csv"))
     pd.testing.assert_frame_equal(*found)
-
-
-# ------------------------------------------------------------------------------------ the tests
 
 
 @pytest.mark.accuracy

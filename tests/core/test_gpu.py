@@ -220,9 +220,6 @@ def test_rejections_in_a_row_end_a_run(device):
     assert taken <= 7
 
 
-# ------------------------------------------------------------------------------------ graphs
-
-
 @everywhere
 @pytest.mark.parametrize("name", ["cholesky", "precision", "natural", "diagonal"])
 def test_a_captured_step(device, name):

@@ -95,9 +95,6 @@ def point():
     return p
 
 
-# ------------------------------------------------------------------------------- rules: (m', V') after a step of ρ
-
-
 def printed_rules():
     """(rule, m', V', -dL/dρ at 0) at `point`; along a natural gradient the last is |∇L|²_F⁻¹ = |a|² + ½‖P‖²_F."""
     p = point()
@@ -185,9 +182,6 @@ def root_newton():
     yield (mean - m) / C / a, t([-1 / W])
     yield (covariance / C**2 - 1) / P, t([[((1 - P / (W + gamma)) ** 2 - 1) / P]])
     yield path.slope() / (gamma * a**2), 1 / W + (P / a) ** 2 / (W + gamma)  # -γ(δa + TP)
-
-
-# --------------------------------------------------------------------------------- estimators: E_q[ℓ], a and W, cost
 
 
 class Given(Draws):
@@ -435,9 +429,6 @@ def of_flat_vectors():
     )
 
 
-# ----------------------------------------------------------------------------------------------------- step sizes
-
-
 def path_of(norm2, speed2=None, change2=None, leaves=1):
     parts = [None if x is None else (lambda x=x: t(*x)) for x in (norm2, speed2, change2)]
     return Path(lambda rho: rho, parts[0], parts[0], change2=parts[2], leaves=leaves, speed2=parts[1])
@@ -517,9 +508,6 @@ def momenta():
     for gradient, expected in zip(x, adam, strict=True):
         state = metric.noticed(state, gradient, q)
         yield metric.direction(state, gradient, q), expected
-
-
-# ---------------------------------------------------------------------------------------- accelerations and metrics
 
 
 @row("acceleration: QuasiNewton")
@@ -610,9 +598,6 @@ def recursive():
     yield downdate(phi[:1], lambda rows: -rows), 0 * phi[:1]  # nothing is taken from a P that has no positive form
 
 
-# ----------------------------------------------------------------------------------------------------- posteriors
-
-
 @row("posterior: CholeskyGaussian", "posterior: NaturalGaussian", "posterior: PrecisionCholeskyGaussian")
 def gaussians():
     """N(m, V) in (m, C), (Sm, S) and (m, T): density, entropy, divergence, loss, gradients, a move by a congruence."""
@@ -681,9 +666,6 @@ def of_patterns():
     L = t([1.2, 0.0, 0.0], [0.0, 0.9, 0.0], [-0.4, 0.5, 1.1])
     root = pattern.from_dense(torch.stack([L, 2 * L]))
     yield from ((pattern.rows(X, root), torch.stack([X[0] @ L, 2 * X[1] @ L])), (is_whole(Diagonal(2)), True))
-
-
-# ------------------------------------------------------------------------------------------------- flat posteriors
 
 
 def family(q, theta, parts, F, A, T, b):
@@ -823,9 +805,6 @@ def of_mean_and_variance():
     yield from ((q.fisher(), F), (q.mean, [m, b / (a - 1)]), (q.variance, [v, b**2 / ((a - 1) ** 2 * (a - 2))]))
 
 
-# ---------------------------------------------------------------------------------------------------- likelihoods
-
-
 def printed_likelihoods():
     """(likelihood, the smallest and the largest y, -log p)."""
     log_2pi, lgamma = math.log(2 * math.pi), torch.lgamma
@@ -862,9 +841,6 @@ def observed(likelihood, low, high, energy):
 
 
 enter("likelihood", printed_likelihoods, observed)
-
-
-# ------------------------------------------------------------------------------------------------------- the table
 
 
 ELSEWHERE = {  # parts whose formula has tests of its own

@@ -126,9 +126,6 @@ def test_derivatives_of_sums(ranks, name):
     assert_close(two["q"], one["q"], 1e-12)
 
 
-# ------------------------------------------------------------------------------------ what ends a run
-
-
 def test_callbacks_are_those_of_the_leader(ranks):
     first, second = ranks.values("callback", 0)
     one = cases.callback(None, 0)
@@ -175,9 +172,6 @@ def test_a_log_joint_that_fails_on_one_rank_is_survived(ranks):
     assert first["reason"] == second["reason"]
 
 
-# ------------------------------------------------------------------------------------ checkpoints
-
-
 def test_only_the_leader_has_a_file_and_all_go_on_from_it(ranks, tmp_path):
     """Bit for bit as if it had not been cut; one process goes on from what two have written."""
     folders = [tmp_path / name for name in ("whole", "cut")]
@@ -202,8 +196,6 @@ def test_a_checkpoint_that_cannot_be_written_is_refused_on_all(ranks):
     assert found[0][1].startswith("rank 0: the checkpoint /nowhere/run.pt is in a folder that does not exist.")
     assert seconds < SECONDS
 
-
-# ------------------------------------------------------------------------------------ faults
 
 SAME = "q, or a draw from it, is not the same on all ranks: rank 1 differs from rank 0. Start every rank from the same"
 FAULTS = {

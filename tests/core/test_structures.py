@@ -6,16 +6,7 @@ from arrow import ScalarArrow
 from helpers import DTYPE, close, randn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from torchngvi import (
-    CholeskyGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    NaturalGradientVI,
-    PrecisionCholeskyGaussian,
-    Snngm,
-    fit,
-    rules,
-)
+import torchngvi as ngvi
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed
 from torchngvi.numerics.arrays import constant
 from torchngvi.rules import LocalExponential
@@ -46,8 +37,8 @@ def test_a_closed_pattern_has_the_products_of_its_symmetric_matrices(name):
     assert pattern.closed == within == isinstance(pattern, FullAlgebra)
 
 
-FAMILIES = [(CholeskyGaussian, name) for name in FULL] + [
-    (kind, name) for kind in (PrecisionCholeskyGaussian, NaturalGaussian) for name in PATTERNS
+FAMILIES = [(ngvi.CholeskyGaussian, name) for name in FULL] + [
+    (kind, name) for kind in (ngvi.PrecisionCholeskyGaussian, ngvi.NaturalGaussian) for name in PATTERNS
 ]
 
 
@@ -56,14 +47,14 @@ def posterior_of(kind, name, batch=(), seed=0):
     pattern = PATTERNS[name]
     q = kind(DIM, batch, structure=pattern, mean=randn(*batch, DIM, seed=seed), dtype=DTYPE)
     matrix = root_in(pattern, batch, seed + 1)
-    matrix = matrix @ matrix.mT if kind is NaturalGaussian else matrix
+    matrix = matrix @ matrix.mT if kind is ngvi.NaturalGaussian else matrix
     mean = q.mean.clone()
-    vector = (matrix @ mean[..., None])[..., 0] if kind is NaturalGaussian else mean
+    vector = (matrix @ mean[..., None])[..., 0] if kind is ngvi.NaturalGaussian else mean
     q.assign(Coordinates(vector, pattern.from_dense(matrix)), torch.ones(batch, dtype=torch.bool))
     return q
 
 
-@pytest.mark.parametrize(("kind", "name"), [pair for pair in FAMILIES if pair[0] is not NaturalGaussian])
+@pytest.mark.parametrize(("kind", "name"), [pair for pair in FAMILIES if pair[0] is not ngvi.NaturalGaussian])
 def test_the_local_exponential_never_leaves_the_cone(kind, name):
     """diag Λ ≥ ½ for steps and curvatures of any size."""
     q = posterior_of(kind, name, (50,), 1)
@@ -87,14 +78,14 @@ class TestBlockDiagonal:
 
     def test_blocks_of_one_coordinate_are_a_mean_field(self):
         """Whatever stores them: a conversion takes the variances, and by default gives every entry room."""
-        q = PrecisionCholeskyGaussian(3, structure=EqualBlocks(3, 1), scale=torch.tensor([1.0, 2.0, 3.0]))
-        new = NaturalGaussian.from_posterior(q)
+        q = ngvi.PrecisionCholeskyGaussian(3, structure=EqualBlocks(3, 1), scale=torch.tensor([1.0, 2.0, 3.0]))
+        new = ngvi.NaturalGaussian.from_posterior(q)
         assert new.structure == Dense(3)
         close(new.covariance, q.covariance, 1e-6)
-        assert NaturalGaussian.from_posterior(new, structure=EqualBlocks(3, 1)).structure == EqualBlocks(3, 1)
+        assert ngvi.NaturalGaussian.from_posterior(new, structure=EqualBlocks(3, 1)).structure == EqualBlocks(3, 1)
 
 
-@pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian, NaturalGaussian])
+@pytest.mark.parametrize("kind", [ngvi.CholeskyGaussian, ngvi.PrecisionCholeskyGaussian, ngvi.NaturalGaussian])
 def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
     """It would be several times as large as the matrix."""
 
@@ -102,13 +93,13 @@ def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
         raise AssertionError(f"a table of the entries of {structure}")
 
     monkeypatch.setattr(pattern_module, "index_of", refused)
-    model = GeneralizedLinear(randn(20, 5, seed=1), torch.arange(20) % 2)
-    assert fit(kind(5, dtype=DTYPE), model, progress=False).converged
-    assert fit(kind(5, dtype=DTYPE), model.log_joint, progress=False).converged
-    for rule in (rules.RootGradient, rules.LogNaturalGradient, rules.LocalExponential):
+    model = ngvi.GeneralizedLinear(randn(20, 5, seed=1), torch.arange(20) % 2)
+    assert ngvi.fit(kind(5, dtype=DTYPE), model, progress=False).converged
+    assert ngvi.fit(kind(5, dtype=DTYPE), model.log_joint, progress=False).converged
+    for rule in (ngvi.rules.RootGradient, ngvi.rules.LogNaturalGradient, ngvi.rules.LocalExponential):
         if rule.emits in kind.takes:
-            NaturalGradientVI(kind(5, dtype=DTYPE), rule(), lr=0.01, momentum=None).step(model)
-    Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)
+            ngvi.NaturalGradientVI(kind(5, dtype=DTYPE), rule(), lr=0.01, momentum=None).step(model)
+    ngvi.Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)
 
 
 def test_constants_that_are_kept_stay_what_they_are():

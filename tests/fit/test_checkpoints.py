@@ -112,9 +112,6 @@ def test_a_place_that_cannot_be_written(tmp_path):
     assert torch.equal(q.mean, make_posterior("cholesky").mean)
 
 
-# ------------------------------------------------------------------------------------ another run
-
-
 def one_step(q, target, optimizer, file, **options):
     return fit(q, target, optimizer, progress=False, checkpoint=file, **options)
 
@@ -305,9 +302,6 @@ def test_what_was_captured_stays(tmp_path):
     after = [*state["posterior"].values(), *tensors(state["optimizer"]["state"][0])]
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
     assert not same_bits(q, state["posterior"].values())
-
-
-# ------------------------------------------------------------------------------------ the file
 
 
 def test_every_damage_is_told(tmp_path):

@@ -25,6 +25,7 @@ from torchngvi import (
     PrecisionCholeskyGaussian,
     Snngm,
     Stein,
+    rules,
 )
 from torchngvi.errors import DivergenceWarning, InputError, RejectedStepError, RejectedStepWarning
 from torchngvi.expectations import Independent, PathDerivative
@@ -32,25 +33,6 @@ from torchngvi.ifvb import AIFVB, IFVB, MeanFieldGaussian
 from torchngvi.methods import CovarianceGD, NewtonCG, ProximalBBVI, RootGD, SVGDDensity, SymmetricSRVN
 from torchngvi.momentum import Adam
 from torchngvi.optim import Watch, evaluating
-from torchngvi.rules import (
-    SVGD,
-    BuresWasserstein,
-    CenteredSVGD,
-    CovarianceGradient,
-    Geodesic,
-    LocalExponential,
-    LogNaturalGradient,
-    LogRootGradient,
-    NaturalGradient,
-    ProjectedRootGradient,
-    ProjectedSquareRoot,
-    ProximalRootGradient,
-    Retraction,
-    RootGradient,
-    RootNewton,
-    SymmetricRoot,
-    VariationalNewton,
-)
 from torchngvi.stepsizes import Constant, Shortest
 from torchngvi.structures import arrow, block_diagonal
 
@@ -85,9 +67,6 @@ def student(theta):
 def taken(opt, target, count):
     for _ in range(count):
         opt.step(target)
-
-
-# ------------------------------------------------------------------------------------------------------ the default
 
 
 def test_srvn_with_a_rate_ends_at_the_posterior():
@@ -151,9 +130,11 @@ def test_the_printed_update():
 
 
 FULL = [
-    VariationalNewton(), NaturalGradient(), Retraction(), Geodesic(), SymmetricRoot(), LogNaturalGradient(),
-    LocalExponential(), BuresWasserstein(), CovarianceGradient(), SVGD(), CenteredSVGD(), RootGradient(),
-    LogRootGradient(), ProjectedRootGradient(1e-6), ProjectedSquareRoot(1e-6), ProximalRootGradient(), RootNewton(),
+    rules.VariationalNewton(), rules.NaturalGradient(), rules.Retraction(), rules.Geodesic(), rules.SymmetricRoot(),
+    rules.LogNaturalGradient(), rules.LocalExponential(), rules.BuresWasserstein(), rules.CovarianceGradient(),
+    rules.SVGD(), rules.CenteredSVGD(), rules.RootGradient(), rules.LogRootGradient(),
+    rules.ProjectedRootGradient(1e-6), rules.ProjectedSquareRoot(1e-6), rules.ProximalRootGradient(),
+    rules.RootNewton(),
 ]  # fmt: skip
 
 
@@ -183,7 +164,7 @@ def test_a_step_is_as_long_as_its_radius(place):
         q, before = start(*PLACES[place]), start(*PLACES[place])
         if rule.emits not in q.takes or (rule.full_algebra and not q.structure.closed):
             continue
-        if isinstance(rule, ProjectedSquareRoot) and place != "cholesky":
+        if isinstance(rule, rules.ProjectedSquareRoot) and place != "cholesky":
             continue
         NaturalGradientVI(q, rule, lr=1e3, step_size=KLRadius(radius)).step(model)
         kl = float(q.kl(before).detach())
@@ -196,7 +177,7 @@ def test_a_step_is_as_long_as_its_radius(place):
 def test_the_default_radius_keeps_vn_in_the_cone_and_the_signs_of_a_root(place):
     """I + ρP ≥ (1 - 2√r) I, and 1 - ½ρP_ii ≥ 1 - √r: whatever the gradient, and however long the rate."""
     torch.manual_seed(0)
-    for rule in (VariationalNewton(), NaturalGradient()):
+    for rule in (rules.VariationalNewton(), rules.NaturalGradient()):
         q = start(*PLACES[place], batch=(50,))
         opt = NaturalGradientVI(q, rule, lr=1e6)
         loss = (q.rsample((1,)) * 100 * torch.randn(50, 3, dtype=DTYPE)).square().sum()  # of either sign, and large
@@ -204,8 +185,6 @@ def test_the_default_radius_keeps_vn_in_the_cone_and_the_signs_of_a_root(place):
         opt.step()
         assert opt.rejections == 0
 
-
-# -------------------------------------------------------------------------------------------------- every method
 
 METHODS = {
     "vn": lambda p, d, lr: VN(CholeskyGaussian(p, dtype=d), lr),
@@ -257,11 +236,8 @@ def test_no_method_runs_away_in_silence(method, target):
         assert said or (size < 50 and last < losses[0] + 10 * (abs(losses[0]) + p)), (dtype, lr, losses[-3:], size)
 
 
-# ------------------------------------------------------------------------------------------------------ the signs
-
-
 @pytest.mark.parametrize("place", ["cholesky", "blocks", "diagonal", "precision", "arrow"])
-@pytest.mark.parametrize("rule", [NaturalGradient(), RootGradient()])
+@pytest.mark.parametrize("rule", [rules.NaturalGradient(), rules.RootGradient()])
 def test_a_step_that_turns_a_diagonal_entry_is_not_taken(place, rule):
     """Of two members one is stepped too far: it stays where it was, entries and mean; the other is moved."""
     q = start(*PLACES[place], batch=(2,))
@@ -285,7 +261,7 @@ def test_a_step_that_reflects_is_not_taken():
     """I - ½ρP with an eigenvalue below 0 has passed a q without a variance."""
     for kind in (CholeskyGaussian, DiagonalGaussian):
         q = kind(2, dtype=DTYPE)
-        opt = NaturalGradientVI(q, SymmetricRoot(), lr=1.0, step_size=Constant())
+        opt = NaturalGradientVI(q, rules.SymmetricRoot(), lr=1.0, step_size=Constant())
         q.root_probe.grad, q.mean_probe.grad = 4 * q.structure.eye(q.mean_probe), torch.zeros(2, dtype=DTYPE)
         with pytest.warns(RejectedStepWarning):
             opt.step()
@@ -308,9 +284,6 @@ def test_the_printed_step_of_bures_and_wasserstein():
         opt.step(model)
     assert opt.rejections == 0
     assert opt.evaluate(model).loss.item() < before
-
-
-# ------------------------------------------------------------------------------------------------ what a run says
 
 
 def steep(theta):

@@ -66,9 +66,6 @@ def fitted(log_joint, dim, **options):
     return q, fit(q, log_joint, progress=False, **options)
 
 
-# ------------------------------------------------------------------------------------ the same on any machine
-
-
 @pytest.mark.parametrize(("log_joint", "dim"), [(funnel, 3), (half_normal, 2)], ids=["funnel", "normal sample"])
 def test_no_clock_decides_a_verdict(log_joint, dim, monkeypatch):
     """Clocks that stand still, and clocks that jump by hours: the same word, numbers, and number of calls."""
@@ -192,9 +189,6 @@ def test_settings_say_how_many_calls():
     assert few.effort.values < usual.effort.values
 
 
-# ------------------------------------------------------------------------------------ a bound is the worse word
-
-
 def tournament(players, spread, seed):
     """Who won and who lost, each pair once."""
     generator = torch.Generator().manual_seed(seed)
@@ -279,9 +273,6 @@ def test_a_gaussian_fits_with_any_seed(family):
     q = family.from_moments(torch.zeros(3, dtype=F64), torch.diag(sd.square()))
     for seed in range(5):
         assert examine(q, lambda theta: -0.5 * (theta / sd).square().sum(-1), seed=seed).word == "fits"
-
-
-# ------------------------------------------------------------------------------------ margins by Laplace's method
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])

@@ -83,9 +83,6 @@ def run(target, dim, seed=0, **options):
     return q, fit(q, target, progress=False, **options)
 
 
-# ------------------------------------------------------------------------------------ words
-
-
 def test_a_logistic_regression_fits():
     _, result = run(logistic, 4)
     assert result.verdict.word == "fits"
@@ -192,9 +189,6 @@ def test_sentences(result, sentence):
     assert result.summary().startswith(f"{result}\nthe Gaussian family: ")
 
 
-# ------------------------------------------------------------------------------------ the fit is what it was
-
-
 @pytest.mark.accuracy
 @pytest.mark.parametrize(("function", "dim"), [(logistic, 4), (eight_schools(True), 10), (two_normals, 2), (banana, 2)])
 def test_q_and_the_generator_are_the_same_bits(function, dim):
@@ -245,9 +239,6 @@ def test_an_error_loses_the_examination_only(monkeypatch):
     _, result = run(logistic, 4)
     assert result.converged
     assert str(result).endswith("Whether a Gaussian fits was not examined: nothing is as it should be.")
-
-
-# ------------------------------------------------------------------------------------ what it costs
 
 
 @pytest.mark.accuracy
@@ -374,9 +365,6 @@ def test_a_confirmation_that_is_cut_short_confirms_nothing():
     third = examine(q, funnel, max_gradients=512, modes=())
     assert not bool(verdict.shape.confirmed.any())
     torch.testing.assert_close(verdict.shape.log_sd, third.shape.log_sd)
-
-
-# ------------------------------------------------------------------------------------ asked for later
 
 
 def test_runs_that_are_examined_later():

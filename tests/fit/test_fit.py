@@ -17,22 +17,7 @@ from helpers import SMALL_DIM as DIM
 from helpers import CountedModel, coordinates, make_model, make_posterior, refuses, same_bits
 from sklearn.datasets import load_breast_cancer
 
-from torchngvi import (
-    BBVI,
-    IBLR,
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    LogJoint,
-    NaturalGaussian,
-    NewtonCG,
-    Quadrature,
-    Stein,
-    fit,
-    laplace,
-)
+import torchngvi as ngvi
 from torchngvi.errors import DivergenceWarning, InputError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Fixed
 from torchngvi.fitting.fit import ENGINES
@@ -45,14 +30,11 @@ from torchngvi.registry import POSTERIORS
 from torchngvi.stepsizes import Constant
 from torchngvi.structures import arrow
 
-METHODS = {"VN": VN, "SRVN": SRVN}
+METHODS = {"VN": ngvi.VN, "SRVN": ngvi.SRVN}
 
 
 def quiet(q, target, optimizer=None, **options):
-    return fit(q, target, optimizer, progress=False, **options)
-
-
-# ------------------------------------------------------------------------------------ converged
+    return ngvi.fit(q, target, optimizer, progress=False, **options)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -73,7 +55,7 @@ def test_the_default_converges(method, name, batch):
     assert float(status.norm2.max().sqrt()) == result.norm
     # the optimum, from elsewhere and by another method
     other = make_posterior(name, batch, seed=5)
-    again = quiet(other, model, VN(other), tolerance=1e-6)
+    again = quiet(other, model, ngvi.VN(other), tolerance=1e-6)
     assert again.converged
     assert result.loss == pytest.approx(again.loss, abs=1e-9)
 
@@ -83,7 +65,7 @@ def test_the_default_converges(method, name, batch):
 def test_without_an_optimizer_a_convex_model_is_fitted_from_its_mode_by_newtons_method(name, batch):
     """The optimum of VN, for a third of its evaluations or less, with each pass over the data counted."""
     q, q0, model = make_posterior(name, batch), make_posterior(name, batch), make_model(batch)
-    result, expected = quiet(q, model), quiet(q0, model, VN(q0))
+    result, expected = quiet(q, model), quiet(q0, model, ngvi.VN(q0))
     assert result.converged
     assert result.loss == pytest.approx(expected.loss, abs=1e-9)
     torch.testing.assert_close(q.mean, q0.mean, rtol=0, atol=1e-4)
@@ -97,28 +79,28 @@ def test_without_an_optimizer_a_convex_model_is_fitted_from_its_mode_by_newtons_
 def test_who_is_fitted_by_newtons_method():
     """Where L is convex and products with its Hessian cost less than evaluations; else the name of the run is VN."""
     X, y = torch.eye(4, dtype=torch.float64), torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64)
-    logistic, classes = GeneralizedLinear(X, y), SoftmaxRegression(X, torch.arange(4) % 3)
-    wide = GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
+    logistic, classes = ngvi.GeneralizedLinear(X, y), SoftmaxRegression(X, torch.arange(4) % 3)
+    wide = ngvi.GeneralizedLinear(torch.eye(4, 201, dtype=torch.float64), y)
 
-    def default(target, kind=CholeskyGaussian, batch=(), **options):
+    def default(target, kind=ngvi.CholeskyGaussian, batch=(), **options):
         return type(usual_optimizer(kind(target.dim, batch, dtype=torch.float64, **options), target))
 
-    assert default(logistic) is default(logistic, NaturalGaussian) is NewtonCG
-    assert default(logistic, DiagonalGaussian, (2,)) is default(classes, DiagonalGaussian) is NewtonCG
-    assert default(wide, DiagonalGaussian) is NewtonCG
-    assert default(wide) is default(logistic, batch=(2,)) is default(classes) is VN
-    assert default(logistic.minibatch([0, 1])) is VN
-    assert default(GeneralizedLinear(X, y, StudentT(1.0, dof=4.0))) is VN
-    assert default(GeneralizedLinear(X.to_sparse_csr(), y)) is VN
-    assert default(GeneralizedLinear(X, y, temperature=0.0)) is VN
-    assert default(logistic, NaturalGaussian, structure=arrow(groups=1, local=2, globals=2)) is VN
+    assert default(logistic) is default(logistic, ngvi.NaturalGaussian) is ngvi.NewtonCG
+    assert default(logistic, ngvi.DiagonalGaussian, (2,)) is default(classes, ngvi.DiagonalGaussian) is ngvi.NewtonCG
+    assert default(wide, ngvi.DiagonalGaussian) is ngvi.NewtonCG
+    assert default(wide) is default(logistic, batch=(2,)) is default(classes) is ngvi.VN
+    assert default(logistic.minibatch([0, 1])) is ngvi.VN
+    assert default(ngvi.GeneralizedLinear(X, y, StudentT(1.0, dof=4.0))) is ngvi.VN
+    assert default(ngvi.GeneralizedLinear(X.to_sparse_csr(), y)) is ngvi.VN
+    assert default(ngvi.GeneralizedLinear(X, y, temperature=0.0)) is ngvi.VN
+    assert default(logistic, ngvi.NaturalGaussian, structure=arrow(groups=1, local=2, globals=2)) is ngvi.VN
 
 
 def test_without_an_optimizer_it_is_vn():
     q, q0 = make_posterior("natural"), make_posterior("natural")
     data = make_model()
-    model = GeneralizedLinear(data.X, data.y, StudentT(1.0, dof=4.0))  # not log-concave
-    result, expected = quiet(q, model), quiet(q0, model, VN(q0))
+    model = ngvi.GeneralizedLinear(data.X, data.y, StudentT(1.0, dof=4.0))  # not log-concave
+    result, expected = quiet(q, model), quiet(q0, model, ngvi.VN(q0))
     assert same_bits(q, q0)
     assert result.loss == expected.loss
     assert [record[:5] for record in result.trace] == [record[:5] for record in expected.trace]
@@ -151,7 +133,7 @@ def test_the_default_tolerance_is_that_of_the_dtype(method, name, dtype, toleran
     assert result.norm <= tolerance < result.trace[-2].norm
     assert q.dtype == dtype
     q64 = make_posterior(name)
-    assert result.loss == pytest.approx(quiet(q64, make_model(), VN(q64)).loss, rel=1e-4)
+    assert result.loss == pytest.approx(quiet(q64, make_model(), ngvi.VN(q64)).loss, rel=1e-4)
 
 
 def test_a_start_at_the_optimum_takes_one_evaluation():
@@ -176,9 +158,6 @@ def test_members_converge_apart():
     assert quiet(q, model).members_converged.tolist() == [True, True, True]
 
 
-# ------------------------------------------------------------------------------------ the trace
-
-
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize(("method", "name"), PAIRS)
 def test_the_trace_of_trial_steps(method, name, batch):
@@ -200,7 +179,7 @@ def test_the_trace_of_trial_steps(method, name, batch):
 
 def test_a_second_run_counts_its_own_evaluations_and_starts_at_step_zero():
     q, model = make_posterior("cholesky"), make_model()
-    optimizer = VN(q)
+    optimizer = ngvi.VN(q)
     quiet(q, model, optimizer, max_evaluations=3)
     result = quiet(q, model, optimizer, max_evaluations=3)
     assert [record.evaluations for record in result.trace] == [0, 1, 2, 3]  # the first packet is still good
@@ -211,7 +190,7 @@ def test_a_second_run_counts_its_own_evaluations_and_starts_at_step_zero():
 @pytest.mark.parametrize("lr", [None, 0.3])
 def test_a_step_takes_one_evaluation(lr):
     q, model = make_posterior("cholesky"), make_model(kind=CountedModel)
-    result = quiet(q, model, VN(q, lr), max_evaluations=6, tolerance=1e-12)
+    result = quiet(q, model, ngvi.VN(q, lr), max_evaluations=6, tolerance=1e-12)
     assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
     assert model.calls == 6
 
@@ -225,7 +204,7 @@ def test_a_budget_of_numpy(how):
 
 def test_a_step_on_a_log_joint_takes_one_evaluation():
     q = make_posterior("cholesky")
-    optimizer = VN(q, lr=0.1, estimator=Stein(Antithetic(4, torch.Generator().manual_seed(0))))
+    optimizer = ngvi.VN(q, lr=0.1, estimator=ngvi.Stein(Antithetic(4, torch.Generator().manual_seed(0))))
     result = quiet(q, make_model().log_joint, optimizer, max_evaluations=6, tolerance=1e-12)
     assert [record.evaluations for record in result.trace] == [1, 2, 3, 4, 5, 6]
     assert optimizer.evaluations == 6
@@ -237,12 +216,9 @@ def test_the_budget_holds(lr, budget):
     for target in (make_model(), make_model().log_joint):
         q = make_posterior("cholesky")
         options = {"lr": 0.01} if not hasattr(target, "dim") else {"lr": lr}
-        optimizer = VN(q, **options)
+        optimizer = ngvi.VN(q, **options)
         result = quiet(q, target, optimizer, max_evaluations=budget, tolerance=1e-12)
         assert optimizer.evaluations == result.evaluations == budget
-
-
-# ------------------------------------------------------------------------------------ not converged
 
 
 def test_not_converged_within_the_budget():
@@ -271,7 +247,7 @@ def test_the_tolerance_is_on_the_norm_not_on_its_square():
 def test_not_converged_where_every_step_is_rejected():
     q = make_posterior("cholesky")
     start = coordinates(q)
-    optimizer = VN(q)
+    optimizer = ngvi.VN(q)
     result = quiet(q, AlwaysWorse(make_model()), optimizer)
     assert result.converged is False
     assert result.reason == (
@@ -330,14 +306,11 @@ def test_a_norm_that_is_not_finite():
     assert result.evaluations == 1
 
 
-# ------------------------------------------------------------------------------------ stopped
-
-
 def test_a_callback_stops_the_run():
     q, model = make_posterior("cholesky"), make_model()
     seen = []
     stops = [seen.append, lambda record: record.evaluations == 3, lambda record: None]
-    result = quiet(q, model, VN(q), callbacks=stops)
+    result = quiet(q, model, ngvi.VN(q), callbacks=stops)
     assert not result.converged
     assert len(seen) == len(result.trace) == 3
     assert result.reason == f"because a callback stopped it at natural-gradient norm {result.norm:.2g}."
@@ -357,12 +330,12 @@ def test_an_interrupt_in_a_callback_keeps_q():
         if record.evaluations == 4:
             raise KeyboardInterrupt
 
-    result = quiet(q, model, VN(q), callbacks=[interrupt])
+    result = quiet(q, model, ngvi.VN(q), callbacks=[interrupt])
     assert result.converged is False
     assert result.reason == "because it was interrupted."
     assert str(result).startswith("not converged, because it was interrupted. Negative ELBO ")
     assert len(result.trace) == 4
-    quiet(q0, model, VN(q0), max_evaluations=4)
+    quiet(q0, model, ngvi.VN(q0), max_evaluations=4)
     assert same_bits(q, q0)
     assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
 
@@ -370,7 +343,7 @@ def test_an_interrupt_in_a_callback_keeps_q():
 class Interrupted(Estimator):
     """Quadrature, interrupted at one of its evaluations."""
 
-    comparable, needs = True, Quadrature.needs
+    comparable, needs = True, ngvi.Quadrature.needs
 
     def __init__(self, at):
         self.at, self.calls = at, 0
@@ -379,15 +352,15 @@ class Interrupted(Estimator):
         self.calls += 1
         if self.calls == self.at:
             raise KeyboardInterrupt
-        return Quadrature()(q, target)
+        return ngvi.Quadrature()(q, target)
 
 
 def test_an_interrupt_within_a_trial_keeps_the_last_accepted_q():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    result = quiet(q, model, VN(q, estimator=Interrupted(4)))
+    result = quiet(q, model, ngvi.VN(q, estimator=Interrupted(4)))
     assert result.converged is False
     assert result.reason == "because it was interrupted."
-    quiet(q0, model, VN(q0), max_evaluations=3)
+    quiet(q0, model, ngvi.VN(q0), max_evaluations=3)
     assert same_bits(q, q0)
     assert result.loss == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-13)
 
@@ -405,12 +378,9 @@ def test_an_interrupt_at_the_optimum_does_not_hide_it():
 
 def test_an_interrupt_before_the_first_evaluation_is_a_result():
     q = make_posterior("cholesky")
-    result = quiet(q, make_model(), VN(q, estimator=Interrupted(1)))
+    result = quiet(q, make_model(), ngvi.VN(q, estimator=Interrupted(1)))
     assert result.reason == "because it was interrupted before q was evaluated."
     assert same_bits(q, make_posterior("cholesky"))
-
-
-# ------------------------------------------------------------------------------------ refused
 
 
 BOTH = pytest.mark.parametrize("target", [make_model(), make_model().log_joint], ids=["model", "log joint"])
@@ -494,20 +464,20 @@ class TestInferenceMode:
             q, model = make_posterior("natural"), make_model()
             q.sample((2,))
         assert quiet(q, model).converged
-        VN(q, lr=0.1, estimator=Autograd()).step(model)
-        VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
+        ngvi.VN(q, lr=0.1, estimator=Autograd()).step(model)
+        ngvi.VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
         q.rsample((2,)).square().sum().backward()
 
     def test_steps(self):
         q, model = make_posterior("cholesky"), make_model()
         with torch.inference_mode():
-            VN(q, lr=0.1).step(model.log_joint)
-            VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
-            VN(q).evaluate(model)
-            VN(q).step(model)
-            assert bool(laplace(q, model.log_joint).converged)
+            ngvi.VN(q, lr=0.1).step(model.log_joint)
+            ngvi.VN(q, lr=0.1).step(lambda: model.negative_elbo(q))
+            ngvi.VN(q).evaluate(model)
+            ngvi.VN(q).step(model)
+            assert bool(ngvi.laplace(q, model.log_joint).converged)
 
-    @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+    @pytest.mark.parametrize("kind", [ngvi.CholeskyGaussian, ngvi.NaturalGaussian])
     def test_a_posterior_converted_there(self, kind):
         with torch.inference_mode():
             q = kind(DIM).double()
@@ -516,13 +486,13 @@ class TestInferenceMode:
         assert bool(torch.isfinite(q.mean).all())
         assert quiet(q, model).converged
 
-    @pytest.mark.parametrize("kind", [CholeskyGaussian, NaturalGaussian])
+    @pytest.mark.parametrize("kind", [ngvi.CholeskyGaussian, ngvi.NaturalGaussian])
     def test_a_posterior_copied_there_can_be_read(self, kind):
         with torch.inference_mode():
             q = copy.deepcopy(kind(DIM, mean=2.0, dtype=torch.float64))
         assert torch.allclose(q.frame().mean, torch.full((DIM,), 2.0, dtype=torch.float64))
         assert torch.allclose(q.mean, q.frame().mean)
-        assert torch.allclose(VN(q).evaluate(make_model()).loss, make_model().negative_elbo(q).detach())
+        assert torch.allclose(ngvi.VN(q).evaluate(make_model()).loss, make_model().negative_elbo(q).detach())
 
     def test_rows_changed_there_are_seen(self):
         """Tensors of that mode keep no count of their changes: what was computed from them is not used again."""
@@ -539,7 +509,7 @@ class TestInferenceMode:
                 return -0.5 * (theta - data).square().sum(-1)
 
         q, target = make_posterior("cholesky"), Shifted()
-        opt = VN(q, lr=0.1, estimator=Stein(Fixed(32)))
+        opt = ngvi.VN(q, lr=0.1, estimator=ngvi.Stein(Fixed(32)))
         before = opt.evaluate(target).loss
         with torch.inference_mode():
             data += 1
@@ -550,7 +520,7 @@ class TestInferenceMode:
     ("first", "text"),
     [
         (
-            CholeskyGaussian,
+            ngvi.CholeskyGaussian,
             "fit takes a posterior; got the class CholeskyGaussian. Make one of it: CholeskyGaussian(dim).",
         ),
         (
@@ -568,12 +538,9 @@ def test_a_posterior_comes_first(first, text):
 def test_the_optimizer_must_be_over_q():
     q, other = make_posterior("cholesky"), make_posterior("cholesky")
     text = "the optimizer must hold the posterior that is fitted, and no other; build it as VN(q)."
-    for optimizer in (VN(other), VN([q, other], lr=0.1), "VN"):
+    for optimizer in (ngvi.VN(other), ngvi.VN([q, other], lr=0.1), "VN"):
         with refuses(InputError, text):
             quiet(q, make_model(), optimizer)
-
-
-# ------------------------------------------------------------------------------------ the bar
 
 
 def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
@@ -587,7 +554,7 @@ def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
 
     monkeypatch.setattr(module, "tqdm", bar)
     q, model = make_posterior("cholesky"), make_model()
-    result = fit(q, model, SRVN(q), max_evaluations=25)
+    result = ngvi.fit(q, model, ngvi.SRVN(q), max_evaluations=25)
     (shown,) = bars
     last = result.trace[-1]
     assert shown.postfix == (
@@ -604,13 +571,10 @@ def test_the_bar_shows_loss_norm_step_and_rejections(monkeypatch):
 def test_no_bar_without_progress(capsys):
     quiet(make_posterior("cholesky"), make_model())
     assert capsys.readouterr() == ("", "")
-    fit(make_posterior("cholesky"), make_model())
+    ngvi.fit(make_posterior("cholesky"), make_model())
     out, err = capsys.readouterr()
     assert out == ""
     assert "NewtonCG" in err
-
-
-# ------------------------------------------------------------------------------------ a real problem
 
 
 def breast_cancer():
@@ -624,10 +588,10 @@ def breast_cancer():
 OPTIMUM = 59.1019663775
 
 
-@pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])
-@pytest.mark.parametrize("method", [VN, SRVN])
+@pytest.mark.parametrize("posterior", [ngvi.CholeskyGaussian, ngvi.NaturalGaussian])
+@pytest.mark.parametrize("method", [ngvi.VN, ngvi.SRVN])
 def test_breast_cancer_without_a_learning_rate(method, posterior):
-    if (method, posterior) == (SRVN, NaturalGaussian):
+    if (method, posterior) == (ngvi.SRVN, ngvi.NaturalGaussian):
         pytest.skip("SRVN moves a root of the covariance; NaturalGaussian has none")
     model = breast_cancer()
     q = posterior(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
@@ -645,14 +609,14 @@ def test_breast_cancer_without_a_learning_rate(method, posterior):
 def test_the_optimum_of_breast_cancer_to_ten_digits():
     # from sums of E[softplus] by a fine trapezoid rule and torch's KL of two Gaussians
     model = breast_cancer()
-    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
     assert quiet(q, model).loss == pytest.approx(OPTIMUM, abs=1e-9)
 
 
 def test_a_constant_step_of_one_half_diverges_on_breast_cancer():
     """Transport along the plain gradient, whose curvature at the prior is near 100; it says so on the way."""
     model = breast_cancer()
-    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
     with pytest.warns((RejectedStepWarning, DivergenceWarning)):  # where the next step would make a variance infinite
         result = quiet(q, model, SVGDDensity(q, lr=0.1, step_size=Constant()), max_evaluations=200)
     losses = [record.loss for record in result.trace if not record.rejections]
@@ -670,17 +634,17 @@ def test_a_constant_step_of_one_half_diverges_on_breast_cancer():
 def test_srvn_with_a_rate_of_one_half_converges_on_breast_cancer():
     """lr (W_ii - 1) < 2 does not hold at the prior, where W_ii is near 100: the printed update stays where it is."""
     model = breast_cancer()
-    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
-    assert quiet(q, model, SRVN(q, lr=0.5), max_evaluations=100).loss == pytest.approx(OPTIMUM, abs=1e-3)
+    q = ngvi.CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    assert quiet(q, model, ngvi.SRVN(q, lr=0.5), max_evaluations=100).loss == pytest.approx(OPTIMUM, abs=1e-3)
     q.initialize_(0.0, 0.1**-0.5)
     with pytest.warns(RejectedStepWarning):
-        result = quiet(q, model, SRVN(q, lr=0.5, step_size=Constant()), max_evaluations=100)
+        result = quiet(q, model, ngvi.SRVN(q, lr=0.5, step_size=Constant()), max_evaluations=100)
     assert "because 30 steps in a row were rejected" in result.reason
 
 
 def test_a_run_that_diverged_is_not_told_to_start_elsewhere():
     model = breast_cancer()
-    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DivergenceWarning)
         reason = quiet(q, model, SVGDDensity(q, lr=1.0, step_size=Constant()), max_evaluations=200).reason
@@ -692,9 +656,9 @@ def test_a_run_that_diverged_is_not_told_to_start_elsewhere():
 def test_a_run_that_climbs_far_above_its_start_says_so():
     """Whole steps of IBLR without a bound: nothing is rejected, and nothing gained."""
     model = breast_cancer()
-    q = CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(model.dim, mean=0.0, scale=0.1**-0.5, dtype=torch.float64)
     with pytest.warns(DivergenceWarning, match="IBLR: the loss was far above its start"):
-        result = quiet(q, model, IBLR(q, lr=1.0, step_size=Constant()), max_evaluations=20)
+        result = quiet(q, model, ngvi.IBLR(q, lr=1.0, step_size=Constant()), max_evaluations=20)
     first, last = result.trace[0].loss, result.loss
     assert result.trace[-1].rejections == 0
     assert last > 2 * first
@@ -704,7 +668,7 @@ def test_a_run_that_climbs_far_above_its_start_says_so():
         "smaller lr or radius, or neither."
     )
     q.initialize_(0.0, 0.1**-0.5)
-    assert "climbed" not in quiet(q, model, SRVN(q, lr=1e-4), max_evaluations=5).reason
+    assert "climbed" not in quiet(q, model, ngvi.SRVN(q, lr=1e-4), max_evaluations=5).reason
 
 
 def test_a_number_for_the_prior_precision_keeps_its_digits():
@@ -715,7 +679,7 @@ def test_a_number_for_the_prior_precision_keeps_its_digits():
 
 def test_a_noisy_run_is_not_sent_to_a_larger_budget():
     q = make_posterior("cholesky")
-    result = quiet(q, make_model().log_joint, VN(q, lr=0.1), max_evaluations=5)
+    result = quiet(q, make_model().log_joint, ngvi.VN(q, lr=0.1), max_evaluations=5)
     assert not result.converged
     assert result.reason.endswith(
         "Its gradients are noisy and the norm has a floor: judge the run by its loss, or use more draws and "
@@ -723,21 +687,18 @@ def test_a_noisy_run_is_not_sent_to_a_larger_budget():
     )
 
 
-# ------------------------------------------------------------------------------------ noisy norms
-
-
 @pytest.mark.accuracy
 def test_a_small_norm_of_one_draw_is_no_verdict():
     """One draw at times gives a norm that is too small: 15 seeds, and no verdict that the exact norm refutes."""
     X = torch.randn(60, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model = GeneralizedLinear(X, (X.sum(-1) > 0.3 * X[:, 0].square()).double())
+    model = ngvi.GeneralizedLinear(X, (X.sum(-1) > 0.3 * X[:, 0].square()).double())
     small = 0
     for seed in range(15):
         torch.manual_seed(seed)
-        q = CholeskyGaussian(2, dtype=torch.float64)
-        result = quiet(q, model.log_joint, BBVI(q, 0.01, smoothness=16.0), tolerance=0.1, max_evaluations=150)
+        q = ngvi.CholeskyGaussian(2, dtype=torch.float64)
+        result = quiet(q, model.log_joint, ngvi.BBVI(q, 0.01, smoothness=16.0), tolerance=0.1, max_evaluations=150)
         small += "over 16 fresh evaluations" in result.reason or result.converged
-        true = float(VN(q).evaluate(model).norm2.sqrt())
+        true = float(ngvi.VN(q).evaluate(model).norm2.sqrt())
         assert not result.converged or true <= 0.1, (seed, true, result)
     assert small > 5
 
@@ -746,11 +707,11 @@ def test_draws_without_noise_at_the_optimum_converge():
     """The path derivative of a Gaussian target: the standard error vanishes with the norm."""
     precision = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64)
     torch.manual_seed(0)
-    q = CholeskyGaussian(3, mean=1.0, dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(3, mean=1.0, dtype=torch.float64)
     result = quiet(
         q,
         lambda theta: -0.5 * (precision * theta.square()).sum(-1),
-        VN(q, lr=0.5, estimator=Stein(2)),
+        ngvi.VN(q, lr=0.5, estimator=ngvi.Stein(2)),
         max_evaluations=500,
     )
     assert result.converged, result
@@ -761,8 +722,8 @@ def test_enough_draws_converge_where_the_tolerance_leaves_room_for_their_error()
     model = make_model()
     torch.manual_seed(0)
     q = make_posterior("cholesky")
-    result = quiet(q, model.log_joint, VN(q, lr=0.1, estimator=Stein(512)), tolerance=0.1)
-    true = float(VN(q).evaluate(model).norm2.sqrt())
+    result = quiet(q, model.log_joint, ngvi.VN(q, lr=0.1, estimator=ngvi.Stein(512)), tolerance=0.1)
+    true = float(ngvi.VN(q).evaluate(model).norm2.sqrt())
     assert result.converged, result
     assert true < result.norm <= 0.1
 
@@ -770,15 +731,15 @@ def test_enough_draws_converge_where_the_tolerance_leaves_room_for_their_error()
 def test_the_norm_over_fresh_evaluations_has_the_standard_error_of_their_mean():
     """Against the exact gradient, over many repetitions; and draws that repeat have none."""
     model, q = make_model(), make_posterior("cholesky")
-    optimizer = VN(q, lr=0.1, estimator=Stein(Antithetic(2, torch.Generator().manual_seed(0))))
-    exact = Quadrature()(q, model)
+    optimizer = ngvi.VN(q, lr=0.1, estimator=ngvi.Stein(Antithetic(2, torch.Generator().manual_seed(0))))
+    exact = ngvi.Quadrature()(q, model)
     truth = q.norm2(q.local(exact))
-    seen = [optimizer.averaged(LogJoint(model.log_joint), 4) for _ in range(400)]
+    seen = [optimizer.averaged(ngvi.LogJoint(model.log_joint), 4) for _ in range(400)]
     noise2 = torch.stack([status.noise2 for status in seen]).mean()
     assert float(torch.stack([status.norm2 for status in seen]).mean() - noise2) == pytest.approx(float(truth), rel=0.1)
     assert float(noise2) > 0.1 * float(truth)
     assert optimizer.evaluations == 1600
-    still = VN(q, lr=0.1).averaged(model, 3)
+    still = ngvi.VN(q, lr=0.1).averaged(model, 3)
     assert float(still.noise2) == 0.0
     assert float(still.norm2) == pytest.approx(float(truth), rel=1e-12)
     assert float(still.loss) == pytest.approx(float(model.negative_elbo(q).detach()), rel=1e-12)
@@ -786,7 +747,7 @@ def test_the_norm_over_fresh_evaluations_has_the_standard_error_of_their_mean():
 
 def test_a_mini_batch_says_nothing_of_the_other_rows():
     model, q = make_model(), make_posterior("cholesky")
-    result = quiet(q, model.minibatch(range(10)), VN(q, lr=0.5), max_evaluations=100)
+    result = quiet(q, model.minibatch(range(10)), ngvi.VN(q, lr=0.5), max_evaluations=100)
     assert not result.converged
     assert not result.members_converged
     assert result.norm < 1e-5
@@ -799,7 +760,7 @@ class TestFarStart:
         generator = torch.Generator().manual_seed(0)
         X = width * torch.randn(100, 2, dtype=torch.float64, generator=generator)
         y = torch.poisson(torch.exp(X @ torch.tensor([0.3, -0.2]).double() / width), generator)
-        return GeneralizedLinear(X, y, "poisson_log", prior_precision=0.1, **more)
+        return ngvi.GeneralizedLinear(X, y, "poisson_log", prior_precision=0.1, **more)
 
     @pytest.mark.parametrize("kind", ["cholesky", "natural", "precision", "diagonal"])
     def test_it_begins_at_the_mode(self, kind):
@@ -835,9 +796,6 @@ class TestFarStart:
         assert torch.equal(whole.scale_tril, parts.scale_tril)
 
 
-# ------------------------------------------------------------------------------------ engines by their words
-
-
 def own_engine(request):
     """An engine of one's own, which is that of steps by another name."""
     engine, criteria = request.engine("steps")
@@ -860,18 +818,18 @@ print(*sys.modules)
         assert words == set(ENGINES) - {"groups"} | {""}  # a keyword asks for groups
 
     def test_an_engine_needs_no_more_than_a_row(self, monkeypatch):
-        class Own(CholeskyGaussian):
+        class Own(ngvi.CholeskyGaussian):
             engine = "own"
 
         monkeypatch.setitem(ENGINES, "own", f"{__name__}:own_engine")
-        q, usual = Own(DIM, dtype=torch.float64), CholeskyGaussian(DIM, dtype=torch.float64)
+        q, usual = Own(DIM, dtype=torch.float64), ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
         names, run = [], Loop.run
         monkeypatch.setattr(Loop, "run", lambda loop: (names.append(loop.engine.name), run(loop))[1])
         assert quiet(q, make_model(())).loss == quiet(usual, make_model(())).loss
         assert names == ["own", "NewtonCG"]
 
     def test_a_word_that_no_row_has(self):
-        class Own(CholeskyGaussian):
+        class Own(ngvi.CholeskyGaussian):
             engine = "diesel"
 
         with pytest.raises(InputError, match="name the engine 'diesel', which the table .* does not have"):

@@ -174,9 +174,6 @@ def test_a_funnel_is_not_said_to_be_nearer_than_it_is(family):
     not_nearer(str(result), q)
 
 
-# ------------------------------------------------------------------------------------ the noise behind the norm
-
-
 def correlated(theta, rho=0.7):
     """A Gaussian with one correlation and a little of a quartic."""
     dim = theta.shape[-1]

@@ -211,9 +211,6 @@ def test_rejected_steps_in_a_row_go_on_being_counted(tmp_path):
     assert results[2].trace[-1].rejections == 30
 
 
-# ------------------------------------------------------------------------------------ anywhere
-
-
 @pytest.mark.accuracy
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_keyboard_interrupt_at_any_line(tmp_path, kind):

@@ -117,9 +117,6 @@ class TestCriteria:
             SlopeBelow(block=5).load_state_dict(state["SlopeBelow 1"])
 
 
-# ------------------------------------------------------------------------------------ in a fit
-
-
 ENGINES = {
     "steps": lambda q, **options: quiet(q, make_model().log_joint, VN(q, lr=0.1, estimator=Stein(8)), **options),
     "averages": lambda q, **options: quiet(q, make_model().log_joint, tolerance=1e-3, **options),
@@ -307,9 +304,6 @@ def test_the_bar_names_the_phases(monkeypatch, pooled):
     phases.clear()
     fit(make_posterior("cholesky"), make_model(), batch_size=5)
     assert [phase.rstrip(": ") for phase in phases] == ["NewtonCG, a pass over mini-batches", "NewtonCG"]
-
-
-# ------------------------------------------------------------------------------------ an engine
 
 
 class Halving(Engine):

@@ -223,9 +223,6 @@ class TestMoves:
         assert float(found.loss) < float(view.fit(base).loss)
 
 
-# ------------------------------------------------------------------------------------ the loop
-
-
 def logistic(dim, rows, seed):
     """A logistic regression, whose negative ELBO is known by quadrature; as a black box its `log_joint`."""
     X = randn(rows, dim, seed=seed)

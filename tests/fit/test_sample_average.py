@@ -171,9 +171,6 @@ class TestMode:
         torch.testing.assert_close(found.root, torch.eye(2, dtype=torch.float64))
 
 
-# ------------------------------------------------------------------------------------ the fit
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.usefixtures("pooled")
 def test_quadratics_are_exact(family):
@@ -457,9 +454,6 @@ def test_a_start_without_density():
     result = quiet(q, f)
     assert math.isfinite(result.loss)
     assert float(q.mean) == pytest.approx(1.0, abs=0.1)
-
-
-# ------------------------------------------------------------------------------------ what goes wrong
 
 
 @pytest.mark.usefixtures("pooled")

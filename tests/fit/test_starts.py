@@ -94,9 +94,6 @@ def started(function, dim, family=CholeskyGaussian, **options):
     return q, starts
 
 
-# ------------------------------------------------------------------------------------ trust
-
-
 def correlated(dim):
     generator = torch.Generator().manual_seed(0)
     root = torch.randn(dim, dim, generator=generator, dtype=torch.float64)
@@ -214,9 +211,6 @@ class TestOtherUnits:
         assert starts.reached == pytest.approx(losses[first], rel=1e-4)
 
 
-# ------------------------------------------------------------------------------------ hierarchies
-
-
 @pytest.mark.accuracy
 @pytest.mark.parametrize("seed", range(3))
 def test_rats(seed, pooled):
@@ -310,9 +304,6 @@ def test_more_than_two_hundred_dimensions():
     assert best < 480
 
 
-# ------------------------------------------------------------------------------------ other starts
-
-
 @pytest.fixture
 def no_other_start(monkeypatch):
     """Switches other starts off."""
@@ -391,9 +382,6 @@ class TestAnother:
             elbos.append(elbo(q, model.log_joint)[0])
         assert elbos[0] == pytest.approx(-1300.11, abs=0.05)
         assert elbos[1] < -1302
-
-
-# ------------------------------------------------------------------------------------ draws that fail
 
 
 def quartic(theta):
@@ -482,9 +470,6 @@ class TestFailing:
     def test_kinks_do_not_crash(self, seed):
         q = CholeskyGaussian(3, dtype=torch.float64)
         assert quiet(q, lambda theta: -theta.abs().sum(-1), seed).converged
-
-
-# ------------------------------------------------------------------------------------ budgets
 
 
 class Counted:

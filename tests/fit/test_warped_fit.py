@@ -129,9 +129,6 @@ class TestObjective:
         assert bool((q.phi != 0).any())
 
 
-# ------------------------------------------------------------------------------------ targets whose truth is known
-
-
 @pytest.mark.parametrize(
     ("dim", "log_joint", "sd", "levels"),
     [
@@ -224,9 +221,6 @@ def test_tempered():
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-# ------------------------------------------------------------------------------------ what a result offers
-
-
 @pytest.fixture(scope="module")
 def fitted():
     torch.manual_seed(0)
@@ -253,9 +247,6 @@ def test_elbo_is_that_of_fresh_draws(fitted):
     theta = q.sample(20_000, torch.Generator().manual_seed(1))
     terms = log_gamma(0.5)[0](theta) - q.log_prob(theta)
     assert abs(float(terms.mean()) + fitted.loss) < 0.05
-
-
-# ------------------------------------------------------------------------------------ runs that are cut
 
 
 def run(q, **settings):
@@ -308,9 +299,6 @@ def test_a_budget_among_the_curves():
     result = run(start(), max_gradients=gaussian + 1500)
     assert not result.converged
     assert gaussian < result.gradients <= gaussian + 1500
-
-
-# ------------------------------------------------------------------------------------ the offer
 
 
 def offered(log_joint, dim):
@@ -378,9 +366,6 @@ def test_a_warp_is_offered_once(fitted):
     for family, told in ((word.family, False), ("the Gaussian family", True)):
         verdict = dataclasses.replace(word, word="does not fit", sampled=skew, family=family)
         assert ("q.warped()" in verdict.next) == told
-
-
-# ------------------------------------------------------------------------------------ the benchmark
 
 
 def test_the_quantiles_of_the_benchmark():

@@ -115,9 +115,6 @@ def test_refusals(make, got):
     assert make().warped() is not None
 
 
-# ---------------------------------------------------------------------------------------------- directions
-
-
 def test_a_tensor_of_orthogonal_directions_is_taken_apart():
     """Jacobi's rotations find them exactly, up to their order and signs, whatever their weights."""
     for dim, seed in ((2, 0), (5, 1), (9, 2)):
@@ -135,9 +132,6 @@ def test_noise_turns_nothing():
     normal = LogJoint(lambda theta: -0.5 * theta.square().sum(-1))
     found = skewed_directions(CholeskyGaussian(4, dtype=DTYPE), normal, seed=0)
     assert torch.equal(found, torch.eye(4, dtype=DTYPE))
-
-
-# ---------------------------------------------------------------------------------------------------- fits
 
 
 def test_skewness_along_directions_is_mended():

@@ -359,8 +359,6 @@ class TestWrongUse:
         assert not loop(15, natural)
 
 
-# ------------------------------------------------------------------------------- the two benchmarks
-
 TUTORIAL = """%matplotlib inline
 import torch
 import gpytorch

@@ -42,8 +42,6 @@ def test_every_reference_posterior_is_here():
     assert set(MODELS) == {name.rsplit("-", 1)[1] for name in NAMES}
 
 
-# ------------------------------------------------------------------------------- the definitions
-
 REGRESSIONS = {  # data, coefficients -> response, mean
     "blr": lambda d, b: (d.y, d.X @ b),
     "earn_height": lambda d, b: (d.earn, b[0] + b[1] * d.height),
@@ -228,9 +226,6 @@ def test_differential_equations():
     close(C, torch.tensor(np.array(expected)), 3e-8)
 
 
-# ------------------------------------------------------------------------------- transforms
-
-
 @every_posterior
 def test_constrain_and_unconstrain_are_inverse(name):
     posterior = load(name)
@@ -258,9 +253,6 @@ def test_log_jacobian(name):
     jacobian = torch.func.vmap(torch.func.jacrev(free))(theta)
     log_density = posterior.model.log_density(parameters(posterior, theta))
     close(posterior.log_joint(theta) - log_density, torch.linalg.slogdet(jacobian).logabsdet, IDENTITY)
-
-
-# ------------------------------------------------------------------------------- the reference draws
 
 
 def largest_z(posterior, log_joint):
@@ -336,9 +328,6 @@ def test_steins_identity_sees_a_prior_of_twice_the_scale(name):
         return posterior.log_joint(theta) + 0.5 * (standardized.square() - (standardized / 2).square())
 
     assert largest_z(posterior, log_joint) > Z_BOUND
-
-
-# ------------------------------------------------------------------------------- batches and derivatives
 
 
 @pytest.mark.accuracy

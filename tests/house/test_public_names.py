@@ -239,9 +239,6 @@ def test_the_reference_is_in_order():
     assert (SECTIONS[0], SECTIONS[-1]) == (("module", "torchngvi"), ("module", "torchngvi.testing"))
 
 
-# ------------------------------------------------------------------------------------------------------- old names
-
-
 def called(node, name):
     return isinstance(node, ast.Call) and getattr(node.func, "id", "") == name
 
@@ -286,9 +283,6 @@ def test_every_old_name_is_tested():
     tests = tests.replace("\\", "")
     untold = [(old, new) for old, new in old_names() if f"{old} is now called {new}" not in tests]
     assert not untold, f"no test expects the warning of {untold}: add one to tests/core/test_renamed.py"
-
-
-# ----------------------------------------------------------------------------------------------------------- types
 
 
 def test_the_wheel_has_types():

@@ -35,9 +35,6 @@ def calibration(dim=2, fit=exact, **options):
     return simulation_based_calibration(prior(dim), simulate, fit, **options)
 
 
-# ---------------------------------------------------------------- the test of uniformity
-
-
 def test_p_values_are_exact_by_enumeration():
     """Of all 6⁴ outcomes of four ranks on 0..5: p is the share whose statistic is as small or smaller."""
     count, draws = 4, 5
@@ -81,9 +78,6 @@ def test_holm():
     p = torch.tensor([0.01, 0.04, 0.03, 0.9], dtype=torch.float64)
     expected = torch.tensor([0.04, 0.09, 0.09, 0.9], dtype=torch.float64)
     torch.testing.assert_close(holm(p), expected)
-
-
-# ---------------------------------------------------------------- a conjugate model
 
 
 def test_the_exact_posterior_is_calibrated():
@@ -186,9 +180,6 @@ def test_ties_are_broken_at_random():
     """A constant quantity has uniform ranks; always above would be flagged."""
     found = calibration(1, quantities={"one": lambda theta, y: torch.ones(theta.shape[:-1])}, runs=200)
     assert found.calibrated
-
-
-# ---------------------------------------------------------------- seeds, interrupts, failures
 
 
 def test_an_interrupted_run_resumes_to_the_same_bits():

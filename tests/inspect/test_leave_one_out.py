@@ -211,8 +211,6 @@ def test_wide_designs_go_by_their_own_site():
     assert found.total == pytest.approx(fits.total, abs=0.1)
 
 
-# --------------------------------------------------------------------------------------------------------- groups
-
 GROUPS = torch.arange(N) // 5
 
 

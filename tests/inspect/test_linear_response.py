@@ -28,9 +28,6 @@ def draws(count, dim, seed=0):
     return Antithetic(count, seeded(seed))(torch.zeros(dim, dtype=F64))
 
 
-# ------------------------------------------------------------------------------------ a cubic, in closed form
-
-
 def cubic_tensor(dim, seed=0, size=0.15):
     """A symmetric tensor of third derivatives."""
     T = size * torch.randn(dim, dim, dim, dtype=F64, generator=seeded(seed))
@@ -137,9 +134,6 @@ def test_the_jackknife_tells_the_noise(cubic):
     assert bool(((ratio > 0.7) & (ratio < 1.5)).all())
 
 
-# ------------------------------------------------------------------------------------ kernels by brute force
-
-
 @pytest.mark.parametrize(
     "structure",
     [Dense(5), Diagonal(5), EqualBlocks(5, 1), block_diagonal([2, 3])],
@@ -194,9 +188,6 @@ def test_tails_and_their_error():
     assert 0.6 < error.square().mean().sqrt() / value.std() < 1.6
 
 
-# ------------------------------------------------------------------------------------ log-gamma
-
-
 def log_gamma(a, dim=1):
     """ℓ = Σ exp θ - a θ with its best Gaussian: m = log a - 1/(2a), s² = 1/a."""
     q = CholeskyGaussian(dim, mean=math.log(a) - 0.5 / a, scale=a**-0.5, dtype=F64)
@@ -228,9 +219,6 @@ def test_singular_is_said():
     assert found.singular.tolist() == [True]
     assert found.finished.tolist() == [True]
     assert found.log_sd.item() == pytest.approx(math.log(3.0))
-
-
-# ------------------------------------------------------------------------------------ the product
 
 
 def sample_average(q, energy, gamma, z):

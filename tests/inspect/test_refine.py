@@ -90,9 +90,6 @@ def some_warp(dim):
     return warp
 
 
-# ------------------------------------------------------------------------------------ curves
-
-
 @pytest.mark.parametrize(("count", "degree"), [(1, 0), (2, 1), (3, 2), (4, 3), (7, 3)])
 def test_splines_meet_polynomials(count, degree):
     nodes = vector(-3.0, -1.0, -0.5, 0.7, 1.0, 2.5, 4.0)[:count]
@@ -139,9 +136,6 @@ def test_an_end_that_does_not_fall_gets_a_tail():
     assert abs(float(torch.trapezoid(line.log_prob(grid).exp(), grid)) - 1) < 1e-4
 
 
-# ------------------------------------------------------------------------------------ layers
-
-
 @pytest.mark.parametrize("layer", [some_fan(4), some_warp(4), some_fan(1)], ids=["fan", "warp", "line"])
 def test_a_layer_is_inverted_and_knows_its_determinant(layer):
     dim = 1 if isinstance(layer, FanLayer) and len(layer.basis) == 1 else 4
@@ -179,9 +173,6 @@ def test_an_orthogonal_basis_begins_with_its_direction():
         basis = orthogonal(u)
         assert torch.equal(basis[:, 0], u)
         assert (basis.mT @ basis - torch.eye(3)).abs().max() < 1e-14
-
-
-# ------------------------------------------------------------------------------------ nodes
 
 
 def test_conditional_gaussians_are_exact_side_by_side():
@@ -240,9 +231,6 @@ def test_a_side_ends_where_the_log_joint_does():
     assert nodes.elbo.isfinite().all()
     assert 1.5 < float(nodes.s[-1]) < 2
     assert trace(lambda x: torch.nan * x.sum(-1), vector(1.0, 0.0), seed=0) is None
-
-
-# ------------------------------------------------------------------------------------ layer upon layer
 
 
 def test_what_a_layer_would_gain_is_its_share_of_the_third_and_fourth_derivatives():
@@ -355,9 +343,6 @@ def test_what_fails_at_some_theta_is_outside_of_the_support():
     assert abs(result.after.elbo - evidence) < 0.02
 
 
-# ------------------------------------------------------------------------------------ mixtures
-
-
 def test_two_normals_are_found_and_shared():
     q = gaussian(vector(3.0, 3.0), vector(1.0, 1.0))
     result = refine(q, two_normals, "mixture")
@@ -412,9 +397,6 @@ def test_where_there_is_one_mode_q_is_returned():
     )
 
 
-# ------------------------------------------------------------------------------------ weighted draws
-
-
 def test_weighted_draws_have_the_moments_of_a_t():
     result = refine(gaussian(vector(*[0.0] * 4), vector(*[1.0] * 4)), multivariate_t(7.0, 4), "importance")
     error = result.after.effective**-0.5
@@ -436,9 +418,6 @@ def test_resampling_keeps_the_weights():
     draws = q.sample(1000, torch.Generator().manual_seed(0))
     assert [round(int((draws == value).sum()), -1) for value in range(3)] == [500, 200, 300]
     assert q.quantile([0.4, 0.9]).flatten().tolist() == [0.0, 2.0]
-
-
-# ------------------------------------------------------------------------------------ the door
 
 
 @pytest.mark.parametrize(
@@ -523,9 +502,6 @@ def test_the_snippet_of_the_docs():
     text = (pathlib.Path(__file__).parents[2] / "docs/refine.md").read_text(encoding="utf-8")
     snippet = re.search(r"```python\n(.*?)```", text, re.S).group(1)
     exec(compile(snippet, "docs/refine.md", "exec"), {})
-
-
-# ------------------------------------------------------------------------------------ a second examination
 
 
 def mixture_of(shares, centres):

@@ -8,16 +8,7 @@ import pytest
 import torch
 from helpers import randn
 
-from torchngvi import (
-    VN,
-    CholeskyGaussian,
-    GeneralizedLinear,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    add,
-    fit,
-    forget,
-)
+import torchngvi as ngvi
 from torchngvi.errors import InputError
 from torchngvi.models import GaussianNoise, NegativeBinomial, SoftmaxRegression
 from torchngvi.solved import merge, site_sum
@@ -45,13 +36,13 @@ SOME = [3, 7, 8, 20, 41]
 def model(kind, rows=slice(None), **more):
     y, family, prior = KINDS[kind]
     classes = y.unique().tolist() if kind in ("logistic", "labels") else None
-    return GeneralizedLinear(
+    return ngvi.GeneralizedLinear(
         X[rows], y[rows], family, weights=WEIGHTS[rows], offset=OFFSET[rows], classes=classes, **prior, **more
     )
 
 
-def fitted(target, make=CholeskyGaussian):
-    result = fit(make(target.dim, dtype=DTYPE), target, tolerance=1e-10, progress=False)
+def fitted(target, make=ngvi.CholeskyGaussian):
+    result = ngvi.fit(make(target.dim, dtype=DTYPE), target, tolerance=1e-10, progress=False)
     assert result.converged
     return result
 
@@ -72,7 +63,7 @@ class TestAsIfFittedAnew:
     def test_forget(self, kind):
         result = fitted(model(kind))
         before = result.posterior.mean.clone()
-        found = forget(result, SOME)
+        found = ngvi.forget(result, SOME)
         assert found.converged
         assert apart(found.posterior, fitted(model(kind, without(SOME))).posterior) < 1e-8
         assert torch.equal(result.posterior.mean, before)  # what was given stays
@@ -81,7 +72,7 @@ class TestAsIfFittedAnew:
     def test_add(self, kind):
         y = KINDS[kind][0]
         result = fitted(model(kind, without(SOME)))
-        found = add(result, X[SOME], y[SOME], weights=WEIGHTS[SOME], offset=OFFSET[SOME])
+        found = ngvi.add(result, X[SOME], y[SOME], weights=WEIGHTS[SOME], offset=OFFSET[SOME])
         assert found.converged
         assert apart(found.posterior, fitted(model(kind)).posterior) < 1e-8
         assert len(found.target.y) == N == found.target.num_data
@@ -89,8 +80,8 @@ class TestAsIfFittedAnew:
     def test_there_and_back(self, kind):
         y = KINDS[kind][0]
         result = fitted(model(kind))
-        less = forget(result, SOME)
-        back = add(less, X[SOME], y[SOME], weights=WEIGHTS[SOME], offset=OFFSET[SOME])
+        less = ngvi.forget(result, SOME)
+        back = ngvi.add(less, X[SOME], y[SOME], weights=WEIGHTS[SOME], offset=OFFSET[SOME])
         assert apart(back.posterior, result.posterior) < 1e-8
 
     def test_merging_one_part_is_its_posterior(self, kind):
@@ -100,7 +91,7 @@ class TestAsIfFittedAnew:
 
 def test_normal_targets_need_no_fit():
     """Their sites know nothing of q: the start is the optimum, found in one evaluation."""
-    found = forget(fitted(model("normal")), SOME)
+    found = ngvi.forget(fitted(model("normal")), SOME)
     assert found.evaluations == 1
     rest = without(SOME)
     weights = WEIGHTS[rest] / 0.25
@@ -113,13 +104,13 @@ def test_normal_targets_need_no_fit():
 def test_the_start_saves_evaluations():
     """Of one row: two of the fit, where one from N(0, I) takes more."""
     result = fitted(model("logistic"))
-    assert forget(result, [3]).evaluations < result.evaluations
+    assert ngvi.forget(result, [3]).evaluations < result.evaluations
 
 
 def test_the_order_does_not_matter():
     result = fitted(model("logistic"))
-    one = forget(forget(result, [3]), [6, 7])  # 6 and 7 were 7 and 8
-    other = forget(forget(result, [7, 8]), [3])
+    one = ngvi.forget(ngvi.forget(result, [3]), [6, 7])  # 6 and 7 were 7 and 8
+    other = ngvi.forget(ngvi.forget(result, [7, 8]), [3])
     assert apart(one.posterior, other.posterior) < 1e-8
     assert torch.equal(one.target.X, other.target.X)
 
@@ -128,20 +119,20 @@ def test_masks_and_repeats():
     result = fitted(model("logistic"))
     mask = torch.zeros(N, dtype=torch.bool)
     mask[SOME] = True
-    assert torch.equal(forget(result, mask).posterior.mean, forget(result, SOME).posterior.mean)
-    assert torch.equal(forget(result, [*SOME, 3]).posterior.mean, forget(result, SOME).posterior.mean)
+    assert torch.equal(ngvi.forget(result, mask).posterior.mean, ngvi.forget(result, SOME).posterior.mean)
+    assert torch.equal(ngvi.forget(result, [*SOME, 3]).posterior.mean, ngvi.forget(result, SOME).posterior.mean)
 
 
-@pytest.mark.parametrize("make", [NaturalGaussian, PrecisionCholeskyGaussian])
+@pytest.mark.parametrize("make", [ngvi.NaturalGaussian, ngvi.PrecisionCholeskyGaussian])
 def test_the_class_of_q_stays(make):
-    found = forget(fitted(model("Poisson"), make), SOME)
+    found = ngvi.forget(fitted(model("Poisson"), make), SOME)
     assert type(found.posterior) is make
     assert apart(found.posterior, fitted(model("Poisson", without(SOME))).posterior) < 1e-8
 
 
 def test_nothing_is_kept_of_forgotten_rows():
     """Nor does the storage of its tensors hold them."""
-    found = forget(fitted(model("logistic")), SOME)
+    found = ngvi.forget(fitted(model("logistic")), SOME)
     for tensor in (found.target.X, found.target.y, found.target.weights, found.target.offset):
         assert len(tensor) == N - len(SOME)
         assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
@@ -149,33 +140,33 @@ def test_nothing_is_kept_of_forgotten_rows():
 
 def test_a_q_far_from_its_optimum():
     """Its sites may be larger than its precision; the fit begins at q then, and ends where others do."""
-    q = CholeskyGaussian(D, scale=30.0, dtype=DTYPE)
+    q = ngvi.CholeskyGaussian(D, scale=30.0, dtype=DTYPE)
     result = fitted(model("logistic"))
     S = torch.linalg.inv(q.covariance) - site_sum(q, model("logistic", SOME)).precision
     assert float(torch.linalg.eigvalsh(S)[0]) < 0
-    found = forget(dataclasses.replace(result, posterior=q), SOME)
+    found = ngvi.forget(dataclasses.replace(result, posterior=q), SOME)
     assert apart(found.posterior, fitted(model("logistic", without(SOME))).posterior) < 1e-8
 
 
 def test_rows_in_every_way():
     """Numbers of any integer type, once or more, in any order, or a mask."""
     result = fitted(model("logistic"))
-    once = forget(result, [3, 5]).posterior
+    once = ngvi.forget(result, [3, 5]).posterior
     mask = torch.zeros(N, dtype=torch.bool).index_fill(0, torch.tensor([3, 5]), True)
     for rows in ([5, 3, 5], (3, 5), np.array([3, 5], dtype=np.int32), torch.tensor([5, 3]).short(), mask, mask.numpy()):
-        assert torch.equal(forget(result, rows).posterior.mean, once.mean)
+        assert torch.equal(ngvi.forget(result, rows).posterior.mean, once.mean)
 
 
 @pytest.mark.parametrize("labels", [(0.0, 1.0), (-1.0, 1.0), (2.0, 7.0)])
 def test_added_rows_are_labelled_as_the_first(labels):
     """In the labels of the model, also where the new rows hold one of them alone."""
     y = torch.where(CLASSES > 0, labels[1], labels[0])
-    result = fitted(GeneralizedLinear(X, y))
+    result = fitted(ngvi.GeneralizedLinear(X, y))
     first = int((CLASSES == 0).nonzero()[0])
     for row in (first, int((CLASSES > 0).nonzero()[0])):
-        assert add(result, X[[row]], y[[row]]).target.y[-1] == result.target.y[row]
+        assert ngvi.add(result, X[[row]], y[[row]]).target.y[-1] == result.target.y[row]
     with pytest.raises(InputError, match="the labels in y must be among the classes"):
-        add(result, X[:3], [labels[0], labels[1], 5.0])
+        ngvi.add(result, X[:3], [labels[0], labels[1], 5.0])
 
 
 PARTS = [slice(0, 20), slice(20, 45), slice(45, N)]
@@ -197,7 +188,7 @@ def test_rounds_approach_the_whole(kind):
     gaps = [(whole.negative_elbo(q) - whole.negative_elbo(best)).item()]
     for _ in range(5):
         step = copy.deepcopy(q)
-        VN(step, lr=1.0).step(whole)
+        ngvi.VN(step, lr=1.0).step(whole)
         q = merge([site_sum(q, part) for part in models], **prior)
         assert apart(q, step) < 1e-9
         gaps.append((whole.negative_elbo(q) - whole.negative_elbo(best)).item())
@@ -216,11 +207,11 @@ class TestRefusals:
     def test_merging(self):
         with pytest.raises(InputError, match="merge takes the site sum of at least one part; got none"):
             merge([])
-        one = site_sum(CholeskyGaussian(D, dtype=DTYPE), model("logistic"))
+        one = site_sum(ngvi.CholeskyGaussian(D, dtype=DTYPE), model("logistic"))
         with pytest.raises(InputError, match="merge takes what site_sum returns, one of each part; got CholeskyGauss"):
-            merge([one, CholeskyGaussian(D, dtype=DTYPE)])
+            merge([one, ngvi.CholeskyGaussian(D, dtype=DTYPE)])
         assert torch.equal(merge(one).mean, merge([one]).mean)
-        two = site_sum(CholeskyGaussian(1, dtype=DTYPE), GeneralizedLinear(X[:, :1], CLASSES))
+        two = site_sum(ngvi.CholeskyGaussian(1, dtype=DTYPE), ngvi.GeneralizedLinear(X[:, :1], CLASSES))
         with pytest.raises(InputError, match=r"the same coefficients; got sums over \[1, 4\] of them"):
             merge([one, two])
         with pytest.raises(InputError, match="the merged precision is not positive definite"):

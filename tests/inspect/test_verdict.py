@@ -73,9 +73,6 @@ def fitted(function, dim, seed=0):
     return q
 
 
-# ------------------------------------------------------------------------------------ words
-
-
 @pytest.mark.sparse(3)
 @pytest.mark.parametrize(
     ("function", "dim", "word", "reason"),
@@ -146,9 +143,6 @@ def test_a_seed_gives_the_same_verdict_and_leaves_the_generator_alone():
     first, second = (str(examine(q, log_gamma(1.0), seed=5)) for _ in range(2))
     assert first == second
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# ------------------------------------------------------------------------------------ what is used
 
 
 def test_residuals_at_hand_save_gradients():
@@ -224,9 +218,6 @@ def test_confirmed_where_importance_sampling_is_not_trusted():
     assert bool(verdict.shape.confirmed[0])
     assert verdict.shape.log_sd[0] > 0.7
     assert ">= " in str(verdict) or "times too small" in str(verdict)
-
-
-# ------------------------------------------------------------------------------------ budgets
 
 
 def best_for_funnel(s, dim):
@@ -316,9 +307,6 @@ def test_weights_of_no_use_do_not_decide():
     assert verdict.shape.log_sd.median().item() == pytest.approx(-0.5 * math.log(1 - 0.5 / a), abs=0.01)
 
 
-# ------------------------------------------------------------------------------------ targets that fail
-
-
 def test_a_log_joint_that_is_not_finite_or_raises():
     q = CholeskyGaussian(1, dtype=F64)
     broken = examine(q, lambda theta: torch.where(theta[..., 0].abs() < 0.5, normal(theta), torch.nan))
@@ -358,9 +346,6 @@ def test_other_values_at_the_same_theta():
 
     verdict = examine(fitted(funnel(3.0), 6), Drawing(funnel(3.0)))
     assert "a confirmation (the log joint gives other values at the same theta)" in str(verdict)
-
-
-# ------------------------------------------------------------------------------------ the rule and the table
 
 
 def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None, first=0.0):

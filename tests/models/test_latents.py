@@ -238,9 +238,6 @@ def test_patterns_are_found(joint):
     assert torch.equal(probed_pairs(joint, normal(3), normal(25)), pairs_of(LATTICE, 25))
 
 
-# ---------------------------------------------------------------------------- values
-
-
 def gaussian(theta, u):
     """y = u + noise of precision exp θ₀: log p(y, u, θ) with all constants."""
     y, noise = COUNTS, theta[..., 0]
@@ -380,9 +377,6 @@ def test_what_moves_the_posterior():
         "Laplace's log p(y, theta) is off by 0 to 0.4 nats, standard error 0.01, at 4 values of theta. That moves the "
         "mean of theta[0] by +0.2 sd, the others less."
     )
-
-
-# ---------------------------------------------------------------------------- as a target
 
 
 def test_values_do_not_depend_on_their_company():

@@ -178,9 +178,6 @@ def test_nothing_as_large_as_the_data_is_made():
     assert max(largest) < 5 * N
 
 
-# ------------------------------------------------------------------------------------ files
-
-
 @pytest.fixture
 def files(tmp_path):
     X, y, weights, offset = (part.numpy() for part in rows())

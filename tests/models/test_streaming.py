@@ -55,9 +55,6 @@ def new(family=CholeskyGaussian, dim=DIM, **options):
     return family(dim, **{"dtype": DTYPE, **options})
 
 
-# ------------------------------------------------------------------------------------ problems
-
-
 def conjugate(gamma=1.0, full=True):
     """Weights, offsets, a prior mean and a prior precision that is a matrix; with the exact posterior."""
     X, y, offset = randn(ROWS, DIM, seed=1), 2 * randn(ROWS, seed=2), 0.3 * randn(ROWS, seed=3)
@@ -420,9 +417,6 @@ class TestLogistic:
         assert boxed.loss == pytest.approx(result.loss, abs=0.1)
 
 
-# ------------------------------------------------------------------------------------ the log joint
-
-
 class TestDataLogJoint:
     @pytest.mark.parametrize("kind", [tuple, list, dict])
     @pytest.mark.parametrize("size", [1, 7, 30, 120])
@@ -762,9 +756,6 @@ class TestErrors:
         for _ in range(2):
             target.log_joint(torch.ones(4, 1, dtype=DTYPE))
         assert calls == [(1, 3), (1, 1), (1, 2), (4, 3), (4, 3), (4, 3), (4, 3)]
-
-
-# ------------------------------------------------------------------------------------ interrupts
 
 
 class Interrupted(GeneralizedLinear):

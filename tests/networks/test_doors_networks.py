@@ -12,19 +12,8 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR
 from torch.optim.swa_utils import AveragedModel
 
+from torchngvi import networks
 from torchngvi.errors import CalibrationWarning, InputError
-from torchngvi.networks import (
-    VON,
-    Categorical,
-    Curvature,
-    Gaussian,
-    GradientNoise,
-    HeteroscedasticGaussian,
-    SampledLabels,
-    attach,
-    calibrate,
-    network,
-)
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -49,8 +38,10 @@ def test_of_two_schedules_the_smaller_one_holds_and_never_the_product(schedule, 
     """κ of each move is r min(f, g)², of the own cosine f and the factor g of the rate; with no steps r g²."""
     make, share = SCHEDULES[schedule]
     model = mlp()
-    q, optimizer, radius = network(model, 20, temperature=0.0), adamw(model), 1e-3 / math.sqrt(12)
-    attach(optimizer, q, steps=12 if planned else None, radius=radius, curvature=Curvature())  # that observes nothing
+    q, optimizer, radius = networks.network(model, 20, temperature=0.0), adamw(model), 1e-3 / math.sqrt(12)
+    networks.attach(
+        optimizer, q, steps=12 if planned else None, radius=radius, curvature=networks.Curvature()
+    )  # that observes nothing
     scheduler = make(optimizer)
     precision = torch.cat([each.flatten() for family in q.each() for each in family.precisions()])
     for t in range(12):
@@ -64,10 +55,10 @@ def test_of_two_schedules_the_smaller_one_holds_and_never_the_product(schedule, 
 def test_groups_share_the_factor_of_the_one_that_has_fallen_least():
     def run(other, planned):
         model = mlp()
-        q = network(model, 20, temperature=0.0)
+        q = networks.network(model, 20, temperature=0.0)
         groups = [{"params": model[0].parameters()}, {"params": model[2].parameters()}]
         optimizer = torch.optim.SGD(groups, lr=0.1)
-        attach(optimizer, q, steps=planned, radius=math.inf)
+        networks.attach(optimizer, q, steps=planned, radius=math.inf)
         train(model, optimizer, 5, batch=data(20))  # at t = 5 of 10 the own schedule is at ½
         optimizer.param_groups[1]["lr"] = 0.1 * other
         before = {name: m.clone() for name, m in q.mean.items()}
@@ -104,11 +95,11 @@ def test_a_run_that_goes_on_in_the_middle_of_its_schedule(order):
         model = mlp()
         with torch.no_grad():
             model[0].weight *= times  # which is another size of the units at the start
-        q = network(model, 20)
+        q = networks.network(model, 20)
         if q_state is not None:
             q.load_state_dict(q_state)
         optimizer = adamw(model)
-        attach(optimizer, q, steps=20)
+        networks.attach(optimizer, q, steps=20)
         return model, q, optimizer
 
     model, q, optimizer = start()
@@ -132,7 +123,7 @@ def test_a_second_training_has_a_schedule_of_its_own():
     train(model, optimizer, 10)
     end = means(q).clone()
     handle.remove()
-    attach(optimizer, q, steps=10)
+    networks.attach(optimizer, q, steps=10)
     train(model, optimizer, 1, first=10)
     assert (means(q) - end).norm() > 1e-3
 
@@ -167,20 +158,20 @@ def test_a_training_that_ended_early_is_told_by_calibrate():
     model, q, optimizer, handle = attached(steps=40)
     train(model, optimizer, 10)
     with pytest.warns(CalibrationWarning, match=r"took 10 of the steps=40 .* only fallen to 0.85"):
-        calibrate(q, [(x, y)])
+        networks.calibrate(q, [(x, y)])
     handle.remove()
     with pytest.warns(CalibrationWarning, match="took 10 of the steps=40"):
-        calibrate(q, [(x, y)])
+        networks.calibrate(q, [(x, y)])
     model, q, optimizer, _ = attached(steps=None, radius=0.01)
     train(model, optimizer, 10)
     with pytest.warns(CalibrationWarning, match="rate has not fallen, and attach was given a radius and no steps"):
-        calibrate(q, [(x, y)])
+        networks.calibrate(q, [(x, y)])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CalibrationWarning)  # of what was tried
         warnings.filterwarnings("error", "The training took|The learning rate")
         model, q, optimizer, _ = attached(steps=10)
         train(model, optimizer, 9)
-        calibrate(q, [(x, y)])
+        networks.calibrate(q, [(x, y)])
 
 
 class SAM(torch.optim.Optimizer):
@@ -296,8 +287,8 @@ def test_steps_that_the_hooks_do_not_see_are_refused():
         train(model, adamw(model, 0.01), 20)
     model = mlp()
     optimizer = SAM(model.parameters(), lr=0.1)
-    q = network(model, 20)
-    attach(optimizer.base_optimizer, q, steps=20)
+    q = networks.network(model, 20)
+    networks.attach(optimizer.base_optimizer, q, steps=20)
     two_parts()
     assert q.draw == 20
 
@@ -336,7 +327,7 @@ def test_what_is_no_part_of_q_needs_a_rate_of_its_own():
     model, temperature = mlp(), nn.Parameter(torch.tensor(1.0))
     optimizer = torch.optim.AdamW([*model.parameters(), temperature], lr=1.0, weight_decay=0.0)
     with pytest.warns(UserWarning, match=r"one of shape \(\) at the learning rate 1 or more, .* group of its own"):
-        attach(optimizer, network(model, 20), steps=10)
+        networks.attach(optimizer, networks.network(model, 20), steps=10)
 
 
 def first_step(loss, labels=None, likelihood="categorical", outputs=3, network_of=None, passes=1, rows=20):
@@ -426,7 +417,7 @@ def test_losses_of_labels_0_and_1(slip):
         lambda f, y: F.nll_loss(f.log_softmax(-1), y),
         lambda f, y: F.cross_entropy(f.double(), y),
         lambda f, y: F.cross_entropy(f, y) + 1e-3 * f.new_zeros(()),
-        lambda f, y: -Categorical().log_prob(f, y).mean(),
+        lambda f, y: -networks.Categorical().log_prob(f, y).mean(),
     ],
 )
 def test_losses_that_are_right_are_not_told(right):
@@ -450,10 +441,10 @@ def test_two_columns_under_a_gaussian_of_one_scale():
         "log variance": lambda f: F.gaussian_nll_loss(f[:, :1], y, f[:, 1:].exp()),
         "softplus first": lambda f: -torch.distributions.Normal(f[:, 1:], F.softplus(f[:, :1])).log_prob(y).mean(),
         "two numbers": lambda f: F.mse_loss(f, torch.cat([y, y.roll(1)], 1)),
-        "a function": lambda f: Gaussian(1.0).loss(f, torch.cat([y, y**2], 1)),
+        "a function": lambda f: networks.Gaussian(1.0).loss(f, torch.cat([y, y**2], 1)),
     }
     for form, loss in forms.items():
-        options = {"likelihood": Gaussian(1.0)}
+        options = {"likelihood": networks.Gaussian(1.0)}
         model, _, optimizer, _ = attached(model=mlp(outputs=2, seed=1), options=options)
         x = data(40)[0]
         loss(model(x)).backward()
@@ -467,7 +458,7 @@ def test_two_columns_under_a_gaussian_of_one_scale():
 def test_the_heteroscedastic_likelihood():
     """Its curvature is the Fisher information, by terms and by sampled labels, and its noise is found."""
     torch.manual_seed(0)
-    noise, output = HeteroscedasticGaussian(), torch.randn(5, 4, requires_grad=True)
+    noise, output = networks.HeteroscedasticGaussian(), torch.randn(5, 4, requires_grad=True)
     terms = noise.curvature_terms(output)
     jacobian = torch.stack([torch.autograd.grad(t, output, retain_graph=True)[0] for t in terms[0].flatten()])[:, 0]
     fisher = torch.diag(torch.cat([(-2 * output[0, 2:]).exp(), torch.full((2,), 2.0)]))
@@ -496,7 +487,7 @@ def test_the_heteroscedastic_likelihood():
 @pytest.mark.parametrize("num_data", [5, 50, 100])
 def test_the_labels_of_a_pass_are_those_of_num_data(num_data):
     x, y = data(50)
-    model, _, optimizer, _ = attached(num_data=num_data, steps=100, curvature=SampledLabels(every=1))
+    model, _, optimizer, _ = attached(num_data=num_data, steps=100, curvature=networks.SampledLabels(every=1))
 
     def epoch(times=1):
         for _ in range(times):
@@ -587,7 +578,7 @@ def test_transforms_of_functions_while_training():
         torch.func.grad(loss)(held)
     model.eval()
     torch.func.grad(loss)(held)
-    model, _, optimizer, _ = attached(curvature=GradientNoise(20))
+    model, _, optimizer, _ = attached(curvature=networks.GradientNoise(20))
     held = {name: p.detach() for name, p in model.named_parameters()}
     for name, gradient in torch.func.grad(loss)(held).items():
         model.get_parameter(name).grad = gradient
@@ -615,7 +606,7 @@ def test_traces_and_exports_are_of_the_mean():
 
 def test_laplace_says_how_wide_it_is():
     x, y = data(20)
-    q = network(mlp(), 20)
+    q = networks.network(mlp(), 20)
     found = q.laplace([(x, y)])
     assert (found.labels, found.num_data, found.temperature) == (20, 20, 0.05)
     assert "temperature=0.05: standard deviations are 0.224 of the posterior's" in repr(found)
@@ -624,7 +615,7 @@ def test_laplace_says_how_wide_it_is():
     q.temper_(1.0)
     whole = torch.cat([v.flatten() for v in q.variance.values()]).sqrt()
     torch.testing.assert_close(sds, 0.05**0.5 * whole)
-    found = network(mlp(), 20, temperature=1.0).laplace([(x, y)])
+    found = networks.network(mlp(), 20, temperature=1.0).laplace([(x, y)])
     assert repr(found).endswith("standard deviations are the posterior's)")
 
 
@@ -722,7 +713,7 @@ def test_rates_that_move_nothing_are_told():
         train(model, optimizer, 20)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            calibrate(q, [(x, y)])
+            networks.calibrate(q, [(x, y)])
         assert any("shortened no step of the training: the learning rate, 1e-05" in str(w.message) for w in caught) == (
             lr < 1
         )
@@ -748,14 +739,14 @@ def test_an_optimizer_whose_step_is_that_of_its_base_steps_once():
 
 def test_von_is_watched_as_attach_is():
     model = mlp()
-    optimizer = VON(model, 1000, steps=5)
+    optimizer = networks.VON(model, 1000, steps=5)
     train(model, optimizer, 5)
     with pytest.warns(UserWarning, match="goes on after steps=5, with 120 labels of num_data=1,000 so far"):
         train(model, optimizer, 1)
     own, users = mlp(), mlp()
     ends = []
     for model in (own, users):
-        optimizer = VON(model, 20, steps=20)
+        optimizer = networks.VON(model, 20, steps=20)
         train(model, optimizer, 20, CosineAnnealingLR(optimizer, 20) if model is users else None)
         ends.append(means(optimizer.q))
     torch.testing.assert_close(ends[0], ends[1], rtol=1e-4, atol=1e-5)

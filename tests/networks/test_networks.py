@@ -12,22 +12,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import torchngvi
-from torchngvi import DiagonalGaussian, NaturalGradientVI
+from torchngvi import DiagonalGaussian, NaturalGradientVI, networks
 from torchngvi.expectations import Hessian
-from torchngvi.networks import (
-    IVON,
-    VOGN,
-    VON,
-    Bernoulli,
-    Categorical,
-    Curvature,
-    Gaussian,
-    GradientNoise,
-    SampledLabels,
-    attach,
-    calibrate,
-    network,
-)
 from torchngvi.networks.families import normals
 from torchngvi.rules import NaturalGradient, Retraction
 from torchngvi.stepsizes import Constant
@@ -58,8 +44,8 @@ def sgd(model, lr=0.1):
 def attached(structure="diagonal", steps=20, lr=0.1, num_data=100, model=None, make=adamw, options=None, **keywords):
     """A network, its posterior with some options, its optimizer and the attachment, with keywords of `attach`."""
     model = mlp() if model is None else model
-    q, optimizer = network(model, num_data, structure, **(options or {})), make(model, lr=lr)
-    return model, q, optimizer, attach(optimizer, q, steps=steps, **keywords)
+    q, optimizer = networks.network(model, num_data, structure, **(options or {})), make(model, lr=lr)
+    return model, q, optimizer, networks.attach(optimizer, q, steps=steps, **keywords)
 
 
 def step_plainly(optimizers, closure):
@@ -121,8 +107,8 @@ def fit_digits(make, steps, rows, schedule=None, radius=None):
     x, y = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
-    optimizer, q = make(model), network(model, rows)
-    attach(optimizer, q, steps=None if radius else steps, radius=radius)
+    optimizer, q = make(model), networks.network(model, rows)
+    networks.attach(optimizer, q, steps=None if radius else steps, radius=radius)
     scheduler = schedule(optimizer, steps) if schedule else None
     for _ in range(steps):
         batch = torch.randint(rows, (50,))
@@ -152,7 +138,7 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     """Of a quadratic log joint: the precision as VN or as the retraction in the dense world, to rounding."""
     n, delta, rho = 50, 0.02, 0.3
     model = mlp(torch.float64)
-    q = network(model, n, prior_precision=n * delta, temperature=1.0)
+    q = networks.network(model, n, prior_precision=n * delta, temperature=1.0)
     family = q.families[0]
     family.begin_()
     m, D = means(q).clone(), means(q).numel()
@@ -182,7 +168,7 @@ def test_a_step_is_the_one_of_a_dense_posterior(rule):
     torch.testing.assert_close(dense.mean, m - rho * flat(step), rtol=1e-12, atol=1e-13)
 
 
-class Told(Categorical):
+class Told(networks.Categorical):
     """A likelihood whose sampled labels are told."""
 
     def __init__(self, labels):
@@ -197,12 +183,12 @@ class Told(Categorical):
 def test_sampled_labels_are_the_gauss_newton_matrix_in_the_mean(structure):
     """Over all label combinations of a batch of three, weighted by their probabilities."""
     model, (x, _) = mlp(torch.float64), data(3, torch.float64)
-    q = network(model, 10, structure)
+    q = networks.network(model, 10, structure)
     p = model(x).softmax(-1).detach()
     found, expected = 0.0, 0.0
     for labels in itertools.product(range(3), repeat=3):
         q.likelihood, q.draw, q.observed = Told(torch.tensor(labels)), 0, 0
-        SampledLabels().after_forward(q, model(x))  # the first observation is the running mean
+        networks.SampledLabels().after_forward(q, model(x))  # the first observation is the running mean
         q.refresh_()
         seen = q.families[0].curvature
         found += p[torch.arange(3), list(labels)].prod() * (seen if structure == "dense" else flat(seen))
@@ -216,7 +202,7 @@ def test_sampled_labels_are_the_gauss_newton_matrix_in_the_mean(structure):
 def kronecker(o=3, i=2, n=30):
     """A q over one matrix with random roots, and its dense root C = A ⊗ B."""
     torch.manual_seed(2)
-    q = network(nn.Linear(i, o, bias=False, dtype=torch.float64), n, "kronecker")
+    q = networks.network(nn.Linear(i, o, bias=False, dtype=torch.float64), n, "kronecker")
     family = q.families[0]
     for name, root in family.named_buffers():
         if not name.startswith("mean"):
@@ -229,7 +215,7 @@ def kronecker(o=3, i=2, n=30):
 def test_the_standard_deviation_remembers_the_curvature(dtype, rtol):
     """Running mean and its bound by the start against their definitions, over 300 observations of every size."""
     generator = torch.Generator().manual_seed(0)
-    q = network(mlp(dtype), 1000, prior_precision={"0.*": 1e-2, "*": 2.0}, temperature=1.0)
+    q = networks.network(mlp(dtype), 1000, prior_precision={"0.*": 1e-2, "*": 2.0}, temperature=1.0)
     family, D = q.families[0], means(q).numel()
     h, size = torch.zeros(D, dtype=torch.float64), 10 ** (8 * torch.rand(D, generator=generator).double() - 6)
     delta, start = (
@@ -295,13 +281,13 @@ def test_sampled_labels_are_drawn_from_the_predictions():
     """Frequencies within four standard errors, for each likelihood."""
     g = torch.Generator().manual_seed(0)
     logits = torch.tensor([0.3, -1.0, 0.5]).expand(20_000, 3).clone().requires_grad_()
-    losses = Categorical().sampled_losses(logits, g)
+    losses = networks.Categorical().sampled_losses(logits, g)
     expected = torch.special.entr(logits[0].softmax(-1)).sum()
     assert abs(losses.mean() - expected) < 4 * losses.std() / 20_000**0.5
-    losses = Bernoulli().sampled_losses(logits[:, 1], g)
+    losses = networks.Bernoulli().sampled_losses(logits[:, 1], g)
     expected = torch.special.entr(torch.stack([logits[0, 1].sigmoid(), (-logits[0, 1]).sigmoid()])).sum()
     assert abs(losses.mean() - expected) < 4 * losses.std() / 20_000**0.5
-    losses = Gaussian(2.0).sampled_losses(logits[:, 0], g)
+    losses = networks.Gaussian(2.0).sampled_losses(logits[:, 0], g)
     assert abs(losses.mean() - 0.5) < 4 * losses.std() / 20_000**0.5
     (gradient,) = torch.autograd.grad(losses.sum(), logits)
     assert abs(gradient[:, 0].square().mean() - 0.25) < 0.02  # 1/scale²
@@ -310,8 +296,8 @@ def test_sampled_labels_are_drawn_from_the_predictions():
 def test_the_radius_bounds_the_divergence_of_a_move():
     """A long natural step moves the mean by r nats a datum exactly; with lr at half its peak by a quarter."""
     model, radius = mlp(torch.float64), 1e-3
-    q = network(model, 50, temperature=0.5)
-    optimizer = VON(q, lr=100.0, radius=radius)
+    q = networks.network(model, 50, temperature=0.5)
+    optimizer = networks.VON(q, lr=100.0, radius=radius)
     for lr, share in [(100.0, 1.0), (50.0, 0.25)]:
         optimizer.param_groups[0]["lr"] = lr
         before = means(q).clone()
@@ -328,10 +314,10 @@ def test_a_step_in_parts_is_the_step(dtype, tolerance):
     """Parameters of every size and layout: the draw, the divergence and the share of a move against their equations."""
     wide = nn.Sequential(nn.Conv2d(3, 3, 300), nn.Linear(600, 600), nn.Linear(2, 1), nn.Conv2d(2, 2, 3)).to(dtype)
     wide[0].to(memory_format=torch.channels_last)
-    q = network(wide, 100, temperature=0.25)
+    q = networks.network(wide, 100, temperature=0.25)
     family, optimizer = q.families[0], torch.optim.SGD(wide.parameters(), lr=1.0)
-    attachment = attach(optimizer, q, radius=1e3)
-    attachment.curvature = Curvature()  # none is observed
+    attachment = networks.attach(optimizer, q, radius=1e3)
+    attachment.curvature = networks.Curvature()  # none is observed
     for k in range(2):
         for p, m, sd, name in zip(q.parameters_of_network, family.mean, family.stddev, q.names, strict=True):
             torch.testing.assert_close(p, (m + 0.5 * sd * normals(m, name, 0, k)).to(dtype))
@@ -351,11 +337,11 @@ def test_a_step_in_parts_is_the_step(dtype, tolerance):
 def test_the_temperature_0_is_the_optimizer_alone_with_a_radius():
     """Without a radius the steps are those of Adam with the prior as decay; with one no move is longer."""
     plain, free, short = (mlp(torch.float64) for _ in range(3))
-    q = network(free, num_data=40, temperature=0, prior_precision=2.0)
+    q = networks.network(free, num_data=40, temperature=0, prior_precision=2.0)
     optimizers = [torch.optim.Adam(plain.parameters(), lr=0.1, weight_decay=2.0 / 40), adamw(free), adamw(short)]
-    attach(optimizers[1], q, radius=math.inf)
-    limited = network(short, num_data=40, temperature=0)
-    attach(optimizers[2], limited, radius=1e-5)
+    networks.attach(optimizers[1], q, radius=math.inf)
+    limited = networks.network(short, num_data=40, temperature=0)
+    networks.attach(optimizers[2], limited, radius=1e-5)
     before = means(limited)
     for model, optimizer in zip((plain, free, short), optimizers, strict=True):
         train(model, optimizer, 20)
@@ -366,7 +352,7 @@ def test_the_temperature_0_is_the_optimizer_alone_with_a_radius():
     assert q.kl() == math.inf
     x, y = data(20, torch.float64)
     assert q.predictive(x).epistemic.abs().max() < 1e-12
-    found = calibrate(q, [(x, y)])
+    found = networks.calibrate(q, [(x, y)])
     assert q.temperature == found.temperature > 0
     assert sds(q).all()
 
@@ -388,7 +374,7 @@ def test_ivon_takes_the_published_steps():
     """Thirty steps against the equations of Shen et al. (2024), written out, with the same noise."""
     n, lr, h0, b1, b2, delta, clip = 40, 0.1, 0.3, 0.9, 0.99, 1e-3, 0.5
     model = mlp(torch.float64)
-    optimizer = IVON(model, n, lr, h0, (b1, b2), delta, clip)
+    optimizer = networks.IVON(model, n, lr, h0, (b1, b2), delta, clip)
     other = mlp(torch.float64)
     m = [p.detach().clone() for p in other.parameters()]
     names = [name for name, _ in other.named_parameters()]
@@ -416,7 +402,7 @@ def test_vogn_takes_the_published_steps():
     """Thirty steps against the equations of Khan et al. (2018), one example after the other, with the same noise."""
     n, lr, h0, b2, delta = 40, 0.02, 0.3, 0.95, 1e-3
     model, other = mlp(torch.float64), mlp(torch.float64)
-    optimizer = VOGN(model, n, lr, h0, (0.0, b2), delta)
+    optimizer = networks.VOGN(model, n, lr, h0, (0.0, b2), delta)
     m = [p.detach().clone() for p in other.parameters()]
     names = [name for name, _ in other.named_parameters()]
     hess = [torch.full_like(p, h0) for p in m]
@@ -442,8 +428,8 @@ def test_vogn_takes_the_published_steps():
 def test_gradient_noise_has_the_variance_of_a_mean():
     """White noise of variance v/B in the gradients is observed as a curvature v, within four standard errors."""
     model = nn.Linear(1, 1, bias=False)
-    q = network(model, 100, likelihood=Gaussian(1.0))
-    curvature, B, v = GradientNoise(batch_size=8), 8, 3.0
+    q = networks.network(model, 100, likelihood=networks.Gaussian(1.0))
+    curvature, B, v = networks.GradientNoise(batch_size=8), 8, 3.0
     g = torch.Generator().manual_seed(0)
     seen = []
     for _ in range(4000):
@@ -500,7 +486,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(make, noise):
     """Through bytes that are read with weights_only=True, in the middle of a cosine schedule."""
 
     def start():
-        curvature = GradientNoise(20) if noise else None
+        curvature = networks.GradientNoise(20) if noise else None
         model, q, optimizer, _ = attached(make=make, curvature=curvature)
         parts = [model, q, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)]
         return [*parts, curvature] if noise else parts
@@ -561,11 +547,11 @@ def test_tied_frozen_and_unused_parameters():
 
 def test_patterns_choose_what_is_bayesian_and_its_prior():
     model = mlp()
-    q = network(model, 100, structure={"2.*": "diagonal"}, prior_precision={"*.bias": 2.0, "*": 5.0})
+    q = networks.network(model, 100, structure={"2.*": "diagonal"}, prior_precision={"*.bias": 2.0, "*": 5.0})
     assert q.names == ["2.weight", "2.bias"]
     assert q.prior == {"2.weight": 0.05, "2.bias": 0.02}
     optimizer = adamw(model)
-    attach(optimizer, q, steps=5)
+    networks.attach(optimizer, q, steps=5)
     before = model[0].weight.detach().clone()
     train(model, optimizer, 5)
     assert not torch.equal(model[0].weight, before)  # trained as ever
@@ -573,10 +559,10 @@ def test_patterns_choose_what_is_bayesian_and_its_prior():
 
 def test_several_optimizers_share_a_posterior():
     model = mlp()
-    q = network(model, 100)
+    q = networks.network(model, 100)
     a = torch.optim.SGD(model[0].parameters(), lr=0.1)
     b = torch.optim.AdamW(model[2].parameters(), lr=0.1, weight_decay=0.0)
-    attach([a, b], q, steps=10)
+    networks.attach([a, b], q, steps=10)
     train(model, [a, b], 4)
     train(model, a, 1)  # as a scaler leaves one out
     train(model, [a, b], 5)
@@ -588,7 +574,7 @@ def test_scaled_gradients_of_a_fused_optimizer():
     """A GradScaler leaves the unscaling to a fused optimizer; the posterior does it."""
 
     def run(scale):
-        model, q, optimizer, _ = attached(steps=10, make=fused, curvature=GradientNoise(20))
+        model, q, optimizer, _ = attached(steps=10, make=fused, curvature=networks.GradientNoise(20))
         train_scaled(model, optimizer, 10, scale)
         return means(q)
 
@@ -700,13 +686,13 @@ def test_removed_hooks_leave_the_network_as_any_other():
     q.release()
     train(model, optimizer, 2)
     assert not torch.equal(flat(list(model.parameters())), means(q))
-    network(model, 100)
+    networks.network(model, 100)
 
 
 @untrained
 def test_predictions_average_over_draws():
     model = mlp()
-    q = network(model, 20)
+    q = networks.network(model, 20)
     model[0].eval()
     x, y = data(7)
     p = q.predict(x, samples=5)
@@ -732,13 +718,13 @@ def test_predictions_of_numbers_have_the_variance_of_a_linear_model():
     """Of a linear network: epistemic x'Vx, aleatoric the noise, within five standard errors of 2,000 draws."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False)
-    q = network(model, 10, likelihood=Gaussian(0.5))
+    q = networks.network(model, 10, likelihood=networks.Gaussian(0.5))
     x = torch.randn(4, 3)
     found = q.predictive(x, samples=2000)
     expected = x.square() @ q.variance["weight"][0]
     torch.testing.assert_close(found.epistemic[:, 0], expected, rtol=5 * (2 / 2000) ** 0.5, atol=0)
     assert (found.aleatoric == 0.25).all()
-    q = network(nn.Linear(3, 1), 10, likelihood="bernoulli")
+    q = networks.network(nn.Linear(3, 1), 10, likelihood="bernoulli")
     assert ((q.predict(x) > 0) & (q.predict(x) < 1)).all()
     assert q.predictive(x).epistemic.shape == (4, 1)
 
@@ -750,10 +736,10 @@ def test_calibrate_finds_the_temperature():
     model = mlp()
     with torch.no_grad():
         model[2].weight *= 20
-    q = network(model, 5)
+    q = networks.network(model, 5)
     x, _ = data(400)
     y = model(x).argmax(1)
-    found = calibrate(q, [(x[:200], y[:200]), (x[200:], y[200:])], samples=4)
+    found = networks.calibrate(q, [(x[:200], y[:200]), (x[200:], y[200:])], samples=4)
     assert q.temperature == found.temperature < 0.1
     assert found.nll <= min(found.tried.values()) + 1e-3
     assert all(nll > found.nll for t, nll in found.tried.items() if t > found.temperature)

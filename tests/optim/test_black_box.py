@@ -187,9 +187,6 @@ class TestDraws:
         assert run(twin, 3) == expected
 
 
-# ----------------------------------------------------------------------------------- estimators
-
-
 roots = pytest.mark.parametrize("name", ["cholesky", "precision_blocks"])  # a lower and an upper root, dense and not
 
 
@@ -262,9 +259,6 @@ def test_what_may_be_compared(kind):
     assert estimator.comparable is estimator(q, model).comparable is differentiates
     assert estimator(q, model.minibatch([0, 1])).comparable is False
     assert MonteCarlo(Fixed(8)).comparable is MonteCarlo(Fixed(8))(q, model).comparable is False
-
-
-# ------------------------------------------------------------------------- definitions, one each
 
 
 class Spelled:
@@ -478,9 +472,6 @@ class TestNeeds:
             packet = LeastSquaresStein(draws)(q, quadratic(mu, A)).derivative
             close(packet.a, exact.a, 1e-8)
             close(packet.W, exact.W, 1e-8)
-
-
-# ----------------------------------------------------------------------- functions of one theta
 
 
 class TestOneTheta:

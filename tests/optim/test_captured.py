@@ -153,9 +153,6 @@ def test_a_captured_step_reads_nothing_back():
         assert step.done.is_meta
 
 
-# ------------------------------------------------------------------------------------ one graph
-
-
 def one_graph(make, target, backend, steps=4):
     torch._dynamo.reset()
     counter = CompileCounterWithBackend(backend)

@@ -49,9 +49,6 @@ def precisely(function, s):
     return torch.tensor([reference.precise_mean(function, e, s) for e in MEANS], dtype=DTYPE)
 
 
-# -------------------------------------------------------------------- one-dimensional integrals
-
-
 class TestSoftplus:
     """What `test_logistic_moments.py` does not ask of its expectations."""
 
@@ -128,9 +125,6 @@ class TestExpectation:
             assert bool(((actual - float(x[0])).abs() <= 1e-9 * abs(float(x[0])) + 1e-13).all())
 
 
-# ---------------------------------------------------------------------------------- likelihoods
-
-
 @families
 class TestLikelihoods:
     """Each family: energy, expected energy, slope and curvature."""
@@ -165,9 +159,6 @@ def test_exchanging_the_classes_mirrors_the_predictor(likelihood):
     close(here.value, there.value, EXACT)
     close(here.slope, -there.slope, EXACT)
     close(here.curvature, there.curvature, EXACT)
-
-
-# ----------------------------------------------------------------------------------- estimators
 
 
 @pytest.mark.parametrize(
@@ -258,9 +249,6 @@ class TestPairs:
                 VN(q, step_size=STEP_SIZES[control](), estimator=ESTIMATORS[estimator]())
         else:
             VN(q, step_size=STEP_SIZES[control](), estimator=ESTIMATORS[estimator]())
-
-
-# --------------------------------------------------------------------------------------- models
 
 
 class TestGeneralizedLinear:

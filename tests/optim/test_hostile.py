@@ -10,24 +10,12 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from independent_norm import linear_norm, moderate, sampled_norm2
 
-from torchngvi import (
-    CholeskyGaussian,
-    DiagonalGaussian,
-    GeneralizedLinear,
-    LogJoint,
-    NaturalGaussian,
-    PrecisionCholeskyGaussian,
-    expectations,
-    fit,
-    ifvb,
-    rules,
-    stepsizes,
-)
+import torchngvi as ngvi
 from torchngvi.errors import RejectedStepWarning, TorchngviError
 from torchngvi.models.likelihoods import NegativeBinomial, StudentT
 from torchngvi.optim import NaturalGradientVI
 
-POSTERIORS = [CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian]
+POSTERIORS = [ngvi.CholeskyGaussian, ngvi.DiagonalGaussian, ngvi.NaturalGaussian, ngvi.PrecisionCholeskyGaussian]
 DTYPES = [torch.float64, torch.float32]
 
 
@@ -62,9 +50,6 @@ def _quiet():
 def sound(q):
     """q has finite coordinates, whatever happened to it."""
     return all(bool(torch.isfinite(part).all()) for part in q.coordinates)
-
-
-# ------------------------------------------------------------------------------------ log joints
 
 
 def hashed(theta):
@@ -159,7 +144,7 @@ def test_log_joints(name, posterior, dtype, dim, shift, scale, start, raising, g
     function = user_function(name, shift, scale, raising)
     try:
         q = posterior(dim, batch, scale=start, dtype=dtype)
-        result = fit(q, LogJoint(function, gamma), progress=False, max_evaluations=60)
+        result = ngvi.fit(q, ngvi.LogJoint(function, gamma), progress=False, max_evaluations=60)
     except TorchngviError:
         return
     except OwnError:
@@ -176,9 +161,6 @@ def test_log_joints(name, posterior, dtype, dim, shift, scale, start, raising, g
     norm2, error, lost = sampled_norm2(q, lambda theta: LOG_JOINTS[name]((theta - shift) / scale), gamma, seed)
     assert lost < 0.01
     assert norm2 - 4 * error < 0.3**2, f"norm {norm2:.3g}, squared, ± {error:.2g}: {result}"
-
-
-# ------------------------------------------------------------------------------------ linear models
 
 
 LIKELIHOODS = {
@@ -253,7 +235,7 @@ def test_linear_models(family, posterior, dtype, layout, columns, rows, target, 
         design = torch.tensor(X).to(dtype)
         if layout == "sparse":
             design = design.to_sparse_csr()
-        model = GeneralizedLinear(
+        model = ngvi.GeneralizedLinear(
             design,
             torch.tensor(y).to(dtype),
             LIKELIHOODS[family],
@@ -263,7 +245,7 @@ def test_linear_models(family, posterior, dtype, layout, columns, rows, target, 
             temperature=gamma,
         )
         q = posterior(len(columns), scale=start, dtype=dtype)
-        result = fit(q, model, progress=False, max_evaluations=150)
+        result = ngvi.fit(q, model, progress=False, max_evaluations=150)
     except TorchngviError:
         return
     assert result.reason
@@ -282,44 +264,42 @@ def test_linear_models(family, posterior, dtype, layout, columns, rows, target, 
     assert norm < 3 * tolerance + rounding, f"norm {norm:.3g}, rounding {rounding:.2g}: {result}"
 
 
-# ------------------------------------------------------------------------------------ single steps
-
 AVERAGES = {"Adam", "NormalizedMomentum", "QuasiNewton", "SiteNewton"}
-RULES = [getattr(rules, name) for name in rules.__all__ if name not in AVERAGES]
+RULES = [getattr(ngvi.rules, name) for name in ngvi.rules.__all__ if name not in AVERAGES]
 STEP_SIZES = {
     "none": lambda: None,
-    "constant": stepsizes.Constant,
-    "radius": lambda: stepsizes.KLRadius(0.1),
-    "wide radius": lambda: stepsizes.KLRadius(1e6),
-    "decrease": stepsizes.SufficientDecrease,
-    "convex": stepsizes.Convex,
-    "class": lambda: stepsizes.KLRadius,
+    "constant": ngvi.stepsizes.Constant,
+    "radius": lambda: ngvi.stepsizes.KLRadius(0.1),
+    "wide radius": lambda: ngvi.stepsizes.KLRadius(1e6),
+    "decrease": ngvi.stepsizes.SufficientDecrease,
+    "convex": ngvi.stepsizes.Convex,
+    "class": lambda: ngvi.stepsizes.KLRadius,
 }
 ESTIMATORS = {
     "none": lambda: None,
-    "stein": lambda: expectations.Stein(8),
-    "fixed": lambda: expectations.Stein(expectations.Fixed(12)),
-    "too few": lambda: expectations.Stein(expectations.Fixed(2)),
-    "quasi": lambda: expectations.Stein(expectations.Quasi(8)),
-    "score": lambda: expectations.ScoreFunction(8),
-    "hessian": lambda: expectations.Hessian(2),
-    "hessian products": lambda: expectations.HessianVector(2),
-    "least squares": lambda: expectations.LeastSquaresStein(16),
-    "path": lambda: expectations.PathDerivative(8),
-    "reparametrized": lambda: expectations.Reparametrized(8),
-    "closed entropy": lambda: expectations.ClosedEntropyStein(8),
-    "quadrature": expectations.Quadrature,
-    "monte carlo": lambda: expectations.MonteCarlo(8),
-    "bonnet": lambda: expectations.BonnetPrice(8),
-    "autograd": expectations.Autograd,
-    "piecewise": expectations.PiecewiseBound,
-    "of another package": ifvb.Pathwise,
+    "stein": lambda: ngvi.expectations.Stein(8),
+    "fixed": lambda: ngvi.expectations.Stein(ngvi.expectations.Fixed(12)),
+    "too few": lambda: ngvi.expectations.Stein(ngvi.expectations.Fixed(2)),
+    "quasi": lambda: ngvi.expectations.Stein(ngvi.expectations.Quasi(8)),
+    "score": lambda: ngvi.expectations.ScoreFunction(8),
+    "hessian": lambda: ngvi.expectations.Hessian(2),
+    "hessian products": lambda: ngvi.expectations.HessianVector(2),
+    "least squares": lambda: ngvi.expectations.LeastSquaresStein(16),
+    "path": lambda: ngvi.expectations.PathDerivative(8),
+    "reparametrized": lambda: ngvi.expectations.Reparametrized(8),
+    "closed entropy": lambda: ngvi.expectations.ClosedEntropyStein(8),
+    "quadrature": ngvi.expectations.Quadrature,
+    "monte carlo": lambda: ngvi.expectations.MonteCarlo(8),
+    "bonnet": lambda: ngvi.expectations.BonnetPrice(8),
+    "autograd": ngvi.expectations.Autograd,
+    "piecewise": ngvi.expectations.PiecewiseBound,
+    "of another package": ngvi.ifvb.Pathwise,
 }
 MOMENTA = {
     "none": lambda: None,
-    "adam": rules.Adam,
-    "normalized": rules.NormalizedMomentum,
-    "memory": rules.QuasiNewton,
+    "adam": ngvi.rules.Adam,
+    "normalized": ngvi.rules.NormalizedMomentum,
+    "memory": ngvi.rules.QuasiNewton,
 }
 LOSSES = {
     "kl": lambda q: q.kl(type(q)(q.dim, q.batch_shape, mean=1.0, dtype=q.dtype)),
@@ -341,7 +321,7 @@ LOSSES = {
 @cases(60)
 @given(
     rule=st.sampled_from(RULES),
-    posterior=st.sampled_from([CholeskyGaussian, *POSTERIORS]),
+    posterior=st.sampled_from([ngvi.CholeskyGaussian, *POSTERIORS]),
     dtype=st.sampled_from(DTYPES),
     dim=st.integers(1, 6),
     batch=st.sampled_from([(), (), (3,)]),
@@ -363,18 +343,18 @@ def test_steps(rule, posterior, dtype, dim, batch, start, lr, step_size, estimat
         part = MOMENTA[momentum]()
         optimizer = NaturalGradientVI(
             q,
-            rule(0.1) if rule in (rules.ProjectedRootGradient, rules.ProjectedSquareRoot) else rule(),
+            rule(0.1) if rule in (ngvi.rules.ProjectedRootGradient, ngvi.rules.ProjectedSquareRoot) else rule(),
             lr,
             step_size=STEP_SIZES[step_size](),
             estimator=ESTIMATORS[estimator](),
             **({"metric": part} if momentum == "memory" else {"momentum": part}),
         )
         X = torch.randn(5, dim, generator=generator, dtype=dtype)
-        model = GeneralizedLinear(X, [0.0, 1.0, 0.0, 1.0, 1.0])
+        model = ngvi.GeneralizedLinear(X, [0.0, 1.0, 0.0, 1.0, 1.0])
         for _ in range(4):
             optimizer.zero_grad()
             if kind == "target":
-                optimizer.step(LogJoint(LOG_JOINTS[name]))
+                optimizer.step(ngvi.LogJoint(LOG_JOINTS[name]))
             elif kind == "model":
                 optimizer.step(model)
             elif kind == "closure":

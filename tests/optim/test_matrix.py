@@ -57,9 +57,6 @@ def apart(q):
     return float(torch.maximum((q.mean - MEAN).abs().max(), covariance.abs().max()))
 
 
-# ------------------------------------ the hosts: an optimizer, what a step takes, the distance, its bound
-
-
 def script_with_a_target(name):
     q = posterior(name)
     target = LogJoint(lambda theta: -energy(theta))
@@ -152,9 +149,6 @@ def test_the_gradient_of_a_loss_is_that_in_lambda():
     assert set(q.state_dict()) == {"vector"}
 
 
-# ------------------------------------------------------------------------------------ GPyTorch
-
-
 def objective(kind):
     torch.manual_seed(0)
     x = torch.linspace(-1, 1, 30, dtype=FLOAT)[:, None]
@@ -176,9 +170,6 @@ def test_svgp_starts_at_the_prior(kind):
     assert float(q.mean.abs().max()) < 0.01
 
 
-# ------------------------------------------------------------------------------------ Pyro
-
-
 def model(y):
     theta = pyro.sample("theta", dist.MultivariateNormal(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT)))
     pyro.sample("y", dist.MultivariateNormal(theta, precision_matrix=PRECISION - torch.eye(2, dtype=FLOAT)), obs=y)
@@ -193,9 +184,6 @@ def guide_of(name):
     guide = AutoGaussian(model, kind, init_scale=1.0).setup(y)
     assert [name for name, _ in guide.named_parameters()] == ["step.length"]
     return guide.posterior, guide, y
-
-
-# ------------------------------------------------------------------------------------ what is refused
 
 
 @pytest.mark.parametrize("name", sorted(FLAT))

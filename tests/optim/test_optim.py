@@ -14,19 +14,7 @@ from helpers import SMALL_BATCHES as BATCHES
 from helpers import SMALL_DIM as DIM
 from torch.optim import lr_scheduler
 
-from torchngvi import (
-    BWGD,
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    GeneralizedLinear,
-    KLRadius,
-    LogJoint,
-    NaturalGaussian,
-    NaturalGradientVI,
-    Quadrature,
-    Stein,
-)
+import torchngvi as ngvi
 from torchngvi.errors import InputError, PairError, RejectedStepWarning
 from torchngvi.expectations import Antithetic, Autograd, Independent
 from torchngvi.interfaces import Raw, TractableTarget
@@ -42,9 +30,6 @@ STEPS = 5
 
 def probes(opt):
     return [p for group in opt.param_groups for p in group["params"]]
-
-
-# ------------------------------------------------------------------------------------ the ways agree
 
 
 def by_target(opt, q, model):
@@ -111,7 +96,7 @@ def run(way, opt, q, model, scheduler=None, steps=STEPS):
 def test_the_ways_to_step_agree(method, name, batch, schedule):
     model = make_model(batch, temperature=0.7)
     q0 = make_posterior(name, batch)
-    opt0 = METHODS[method](q0, lr=0.4, estimator=Quadrature(), step_size=Constant())
+    opt0 = METHODS[method](q0, lr=0.4, estimator=ngvi.Quadrature(), step_size=Constant())
     losses0 = run(by_target, opt0, q0, model, SCHEDULERS[schedule](opt0))
     assert distance(q0, make_posterior(name, batch)) > 0.05
     for label, way in WAYS.items():
@@ -129,7 +114,7 @@ def test_the_ways_to_step_agree_within_a_kl_radius(method, name, batch):
     model, ends = make_model(batch), []
     for way in (by_target, *WAYS.values()):
         q = make_posterior(name, batch)
-        opt = METHODS[method](q, step_size=KLRadius(0.02))
+        opt = METHODS[method](q, step_size=ngvi.KLRadius(0.02))
         run(way, opt, q, model)
         ends.append(q)
     assert torch.all(opt.last.rho < 1)  # the radius binds
@@ -158,7 +143,7 @@ def test_a_closure_and_a_model_agree_after_a_restart_of_q(name):
     model, ends = make_model(), []
     for way in (by_target, by_closure):
         q = make_posterior(name)
-        opt = VN(q)
+        opt = ngvi.VN(q)
         run(way, opt, q, model, steps=5)
         with torch.no_grad():
             q.coordinates.vector.add_(0.3)
@@ -172,7 +157,7 @@ def test_a_closure_and_a_model_agree_after_a_restart_of_q(name):
 def test_step_returns_the_loss_before_the_step(name, lr):
     for batch in BATCHES:
         model, q = make_model(batch), make_posterior(name, batch)
-        opt = VN(q, lr, step_size=Constant())
+        opt = ngvi.VN(q, lr, step_size=Constant())
         for way in (by_target, by_closure):
             before = model.negative_elbo(q).detach().sum()
             loss = way(opt, q, model)
@@ -184,12 +169,9 @@ def test_step_returns_the_loss_before_the_step(name, lr):
 
 def test_a_tensor_learning_rate_is_the_number_it_holds():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    run(by_target, VN(q, lr=torch.tensor(0.4, dtype=torch.float64), step_size=Constant()), q, model)
-    run(by_target, VN(q0, lr=0.4, step_size=Constant()), q0, model)
+    run(by_target, ngvi.VN(q, lr=torch.tensor(0.4, dtype=torch.float64), step_size=Constant()), q, model)
+    run(by_target, ngvi.VN(q0, lr=0.4, step_size=Constant()), q0, model)
     assert distance(q, q0) < 1e-14
-
-
-# ------------------------------------------------------------------------------------ scale
 
 
 @pytest.mark.sparse(4)
@@ -210,8 +192,8 @@ def test_loss_scale_undoes_a_division(method, name, way):
 
 def test_loss_scale_of_a_group():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    opt = VN([{"posterior": q, "loss_scale": 50.0}], lr=0.4, step_size=Constant())
-    run(by_target, VN(q0, lr=0.4, step_size=Constant()), q0, model)
+    opt = ngvi.VN([{"posterior": q, "loss_scale": 50.0}], lr=0.4, step_size=Constant())
+    run(by_target, ngvi.VN(q0, lr=0.4, step_size=Constant()), q0, model)
     for _ in range(STEPS):
         opt.step(lambda: model.negative_elbo(q) / 50)
     assert distance(q, q0) < 1e-12
@@ -219,7 +201,7 @@ def test_loss_scale_of_a_group():
 
 def test_loss_scale_holds_for_the_values_a_trial_compares():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    opt, opt0 = VN(q, loss_scale=50.0), VN(q0)
+    opt, opt0 = ngvi.VN(q, loss_scale=50.0), ngvi.VN(q0)
     for _ in range(STEPS):
         opt.step(lambda: model.negative_elbo(q) / 50)
         opt0.step(model)
@@ -227,8 +209,6 @@ def test_loss_scale_holds_for_the_values_a_trial_compares():
     assert distance(q, q0) < 1e-10
 
 
-# ------------------------------------------------------------------------------------ draws
-#
 # With r = Cᵀ∇ℓ - z at the draws z (γ = 1), over S of them:
 #   a target by Stein            a = Σr/S (antithetic or not),  P = Σ sym(r zᵀ)/S
 #   log q held constant in q     the same numbers: sticking the landing
@@ -270,7 +250,7 @@ def test_stein_and_sticking_the_landing_are_the_same_numbers(method, name, batch
     def steps(way):
         generator = torch.Generator().manual_seed(3)
         q = make_posterior(name, batch)
-        estimator = Stein((Antithetic if draw is antithetic else Independent)(8, generator))
+        estimator = ngvi.Stein((Antithetic if draw is antithetic else Independent)(8, generator))
         opt = METHODS[method](q, lr=0.2, estimator=estimator if way == "target" else None, step_size=Constant())
         for _ in range(STEPS):
             if way == "target":
@@ -331,12 +311,9 @@ def test_sticking_the_landing_differs_by_the_moments_of_the_draws(name, batch):
         assert torch.allclose(left, right, rtol=0, atol=1e-12)
 
 
-# ------------------------------------------------------------------------------------ evaluations and the cache
-
-
 def test_a_step_found_by_trial_takes_one_evaluation_after_the_first():
     model, q = make_model(kind=CountedModel), make_posterior("cholesky")
-    opt = VN(q)
+    opt = ngvi.VN(q)
     for count in range(1, 6):
         opt.step(model)
         assert model.calls == opt.evaluations == count + 1
@@ -344,7 +321,7 @@ def test_a_step_found_by_trial_takes_one_evaluation_after_the_first():
 
 def test_a_rejected_trial_leaves_the_packet_in_place():
     model, q = make_model(kind=CountedModel), make_posterior("cholesky", seed=1)
-    opt = BWGD(q, 50.0, step_size=VN(q).step_size)  # far too long for this rule
+    opt = ngvi.BWGD(q, 50.0, step_size=ngvi.VN(q).step_size)  # far too long for this rule
     start, loss = coordinates(q), model.negative_elbo(q).detach()
     model.calls = 0
     opt.step(model)
@@ -381,9 +358,9 @@ def test_members_with_one_objective_are_judged_together():
     """Full steps of three members at once would overshoot: all of them go or stay, and end at the optimum."""
     members, tau, y = 3, 1.0, torch.tensor([1.0, -2.0], dtype=torch.float64)
     target = Shared(members, tau, y)
-    q = CholeskyGaussian(2, (members,), dtype=torch.float64)
+    q = ngvi.CholeskyGaussian(2, (members,), dtype=torch.float64)
     q.initialize_(torch.tensor([[0.0, 0.0], [3.0, 1.0], [-1.0, 5.0]]), torch.tensor([[1.0], [0.1], [3.0]]))
-    opt, losses, refused = VN(q), [], 0
+    opt, losses, refused = ngvi.VN(q), [], 0
     for _ in range(150):
         losses.append(float(opt.step(target)))
         assert len(set(opt.last.accepted.tolist())) == 1
@@ -396,7 +373,7 @@ def test_members_with_one_objective_are_judged_together():
 
 def test_a_constant_step_takes_one_evaluation_which_a_look_before_it_shares():
     model, q = make_model(kind=CountedModel), make_posterior("cholesky")
-    opt = VN(q, lr=0.3, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.3, step_size=Constant())
     for count in range(1, 4):
         status = opt.evaluate(model)
         assert torch.equal(status.loss, opt.step(model))
@@ -407,7 +384,7 @@ def test_evaluate_tells_the_loss_and_the_natural_norm():
     for batch in BATCHES:
         for name in POSTERIORS:
             model, q = make_model(batch), make_posterior(name, batch)
-            status = VN(q).evaluate(model)
+            status = ngvi.VN(q).evaluate(model)
             a, R = gradients(model.negative_elbo(q), q)
             R = R if R.ndim == a.ndim else 0.5 * (R + R.mT).flatten(-2)
             assert torch.allclose(status.loss, model.negative_elbo(q).detach(), rtol=1e-13)
@@ -482,7 +459,7 @@ CHANGES = [
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_what_changes_the_loss_is_noticed(name, change):
     model, q = make_model(kind=CountedModel), make_posterior(name)
-    opt = VN(q)
+    opt = ngvi.VN(q)
     for _ in range(2):
         opt.step(model)
     before = opt.evaluate(model).loss
@@ -528,15 +505,18 @@ def flip_in_numpy(q, model):
 def test_a_norm_is_that_of_the_posterior_and_the_data_now(stored, edit):
     """That of a converged posterior does not outlive edits that torch does not count, of many rows too."""
     X = torch.randn(40_000, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model, q = GeneralizedLinear(stored(X), (X.sum(-1) > X[:, 0]).double()), CholeskyGaussian(DIM, dtype=torch.float64)
-    opt = VN(q)
+    model, q = (
+        ngvi.GeneralizedLinear(stored(X), (X.sum(-1) > X[:, 0]).double()),
+        ngvi.CholeskyGaussian(DIM, dtype=torch.float64),
+    )
+    opt = ngvi.VN(q)
     while float(opt.evaluate(model).norm2) > 1e-12:
         opt.step(model)
     spent = opt.evaluations
     opt.evaluate(model)
     assert opt.evaluations == spent
     edit(q, model)
-    expected = float(VN(copy.deepcopy(q)).evaluate(model).norm2)
+    expected = float(ngvi.VN(copy.deepcopy(q)).evaluate(model).norm2)
     assert expected > 1.0
     assert float(opt.evaluate(model).norm2) == pytest.approx(expected, rel=1e-9)
 
@@ -602,10 +582,10 @@ class Shifted(GaussianNoise):
 def test_another_likelihood_is_noticed(edit):
     X = torch.eye(3, dtype=torch.float64)
     model, q = (
-        GeneralizedLinear(X, [1.0, 2.0, 4.0], Shifted(torch.zeros(3, dtype=torch.float64))),
+        ngvi.GeneralizedLinear(X, [1.0, 2.0, 4.0], Shifted(torch.zeros(3, dtype=torch.float64))),
         make_posterior("cholesky"),
     )
-    opt = VN(q)
+    opt = ngvi.VN(q)
     before = opt.evaluate(model).loss
     spent = opt.evaluations
     opt.evaluate(model)
@@ -617,7 +597,7 @@ def test_another_likelihood_is_noticed(edit):
 
 def test_another_penalty_is_noticed():
     model, q = Regularized(make_model(), ExpectedPenalty(0.1)), make_posterior("cholesky")
-    opt = VN(q)
+    opt = ngvi.VN(q)
     opt.evaluate(model)
     model.penalty.strength = 2.0
     assert torch.allclose(opt.evaluate(model).loss, model.negative_elbo(q).detach(), rtol=1e-12)
@@ -626,7 +606,7 @@ def test_another_penalty_is_noticed():
 @pytest.mark.parametrize("lr", [None, 0.1])
 def test_a_step_on_a_target_uses_up_the_gradients_of_a_backward_pass(lr):
     model, q = make_model(), make_posterior("cholesky")
-    opt = VN(q, lr, step_size=Constant())
+    opt = ngvi.VN(q, lr, step_size=Constant())
     model.negative_elbo(q).backward()
     opt.step(model)
     assert q.mean_probe.grad is None
@@ -643,7 +623,7 @@ def test_entries_that_are_no_numbers_are_equal_to_themselves():
 
 def test_another_temperature_is_noticed():
     model, q = make_model(), make_posterior("cholesky")
-    opt = VN(q)
+    opt = ngvi.VN(q)
     opt.evaluate(model)
     model.temperature = 0.5
     assert torch.allclose(opt.evaluate(model).loss, model.negative_elbo(q).detach(), rtol=1e-12)
@@ -651,14 +631,14 @@ def test_another_temperature_is_noticed():
 
 def test_another_model_is_noticed():
     first, second, q = make_model(), make_model(seed=1), make_posterior("cholesky")
-    opt = VN(q)
+    opt = ngvi.VN(q)
     opt.step(first)
     for model in (second, first):
         expected = model.negative_elbo(q).detach()
         assert torch.allclose(opt.step(model), expected, rtol=1e-12)
 
 
-class Reborn(LogJoint.__mro__[1]):
+class Reborn(ngvi.LogJoint.__mro__[1]):
     """A target of which the next instance may take the address of the last."""
 
     temperature = 1.0
@@ -674,7 +654,7 @@ class Reborn(LogJoint.__mro__[1]):
 
 
 def test_a_new_model_at_the_address_of_an_old_one_is_noticed():
-    opt = VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
+    opt = ngvi.VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
     values = []
     for level in range(20):
         target = Reborn(100.0 * level)
@@ -688,14 +668,11 @@ def test_a_new_model_at_the_address_of_an_old_one_is_noticed():
 def test_evaluate_looks_anew_at_a_log_joint():
     # what a function reads beside theta cannot be watched
     data = [0.0]
-    target = LogJoint(lambda theta: data[0] - theta.square().sum(-1))
-    opt = VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
+    target = ngvi.LogJoint(lambda theta: data[0] - theta.square().sum(-1))
+    opt = ngvi.VN(make_posterior("cholesky"), lr=0.1, step_size=Constant())
     first = opt.evaluate(target).loss
     data[0] = 1000.0
     assert opt.evaluate(target).loss < first - 900
-
-
-# ------------------------------------------------------------------------------------ which kind of callable
 
 
 def rising(theta):  # its maximum is at 2
@@ -728,14 +705,14 @@ LOG_JOINTS = {
     "partial by keyword": functools.partial(rising_with_data, torch.tensor(2.0)),
     "further arguments with defaults": lambda theta, data=2.0: rising_with_data(data, theta),
     "vmap": torch.func.vmap(rising),
-    "wrapped": LogJoint(lambda theta=None: rising(theta)),
+    "wrapped": ngvi.LogJoint(lambda theta=None: rising(theta)),
 }
 
 
 @pytest.mark.parametrize("kind", LOG_JOINTS)
 def test_a_function_of_theta_is_a_log_joint_and_goes_up(kind):
-    q = CholeskyGaussian(DIM, dtype=torch.float64)
-    loss = VN(q, lr=0.5, estimator=Stein(4), step_size=Constant()).step(LOG_JOINTS[kind])
+    q = ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
+    loss = ngvi.VN(q, lr=0.5, estimator=ngvi.Stein(4), step_size=Constant()).step(LOG_JOINTS[kind])
     assert torch.allclose(q.mean, torch.full_like(q.mean, 1.0), atol=1e-12)
     assert loss.shape == ()
 
@@ -766,8 +743,8 @@ CLOSURES = {
 
 @pytest.mark.parametrize("kind", CLOSURES)
 def test_a_function_without_arguments_is_a_loss_and_goes_down(kind):
-    q = CholeskyGaussian(DIM, dtype=torch.float64)
-    VN(q, lr=0.5, step_size=Constant()).step(CLOSURES[kind](Falling(q)))
+    q = ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
+    ngvi.VN(q, lr=0.5, step_size=Constant()).step(CLOSURES[kind](Falling(q)))
     assert torch.allclose(q.mean, torch.full_like(q.mean, 1.0), atol=1e-12)
 
 
@@ -790,24 +767,21 @@ EITHER = (
 
 @pytest.mark.parametrize("kind", AMBIGUOUS)
 def test_a_callable_of_both_kinds_is_refused(kind):
-    q = CholeskyGaussian(DIM, dtype=torch.float64)
-    opt = VN(q, lr=0.5, estimator=Stein(4), step_size=Constant())
+    q = ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
+    opt = ngvi.VN(q, lr=0.5, estimator=ngvi.Stein(4), step_size=Constant())
     with refuses(InputError, EITHER):
         opt.step(AMBIGUOUS[kind])
     with refuses(InputError, EITHER):
         opt.evaluate(AMBIGUOUS[kind])
-    opt.step(LogJoint(AMBIGUOUS[kind]))
+    opt.step(ngvi.LogJoint(AMBIGUOUS[kind]))
     assert torch.allclose(q.mean, torch.full_like(q.mean, 1.0), atol=1e-12)
 
 
 def test_a_callable_of_neither_kind_is_told_so():
     # it needs two arguments: wrapping it as proposed for the ambiguous would not help
     with pytest.raises(InputError) as caught:
-        VN(CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).step(lambda theta, data: rising(theta))
+        ngvi.VN(ngvi.CholeskyGaussian(DIM), lr=0.5, step_size=Constant()).step(lambda theta, data: rising(theta))
     assert "cannot tell" not in str(caught.value)
-
-
-# ------------------------------------------------------------------------------------ what is refused
 
 
 def test_a_closure_that_draws_is_refused_where_steps_are_tried():
@@ -824,13 +798,13 @@ def test_a_closure_that_draws_is_refused_where_steps_are_tried():
         r"at the same q \(\S+, then \S+\): it draws\. Pass a learning rate, for example lr=0\.1, or draw once and "
         r"keep the draws\.$",
     ):
-        VN(q).step(closure)
+        ngvi.VN(q).step(closure)
     assert same_bits(q, start)
-    VN(q, lr=0.1, step_size=Constant()).step(closure)
+    ngvi.VN(q, lr=0.1, step_size=Constant()).step(closure)
 
 
 def test_repr_shows_the_parts():
-    shown = repr(VN(CholeskyGaussian(2)))
+    shown = repr(ngvi.VN(ngvi.CholeskyGaussian(2)))
     assert shown.startswith("VN (")
     assert "parts: VariationalNewton, SufficientDecrease, QuasiNewton" in shown
 
@@ -842,17 +816,17 @@ def test_a_learning_rate_for_each_member():
         loss = 3.0 * (q.mean_probe + q.mean - 1.0).square().sum() - q.entropy().sum()
         loss = loss + 2.0 * q.root_probe.diagonal(dim1=-2, dim2=-1).sum()
         loss.backward()
-        VN(q, lr=lr, step_size=Constant()).step()
+        ngvi.VN(q, lr=lr, step_size=Constant()).step()
         return q
 
-    together = take(CholeskyGaussian(2, (2,), dtype=torch.float64), torch.tensor([0.2, 0.1], dtype=torch.float64))
+    together = take(ngvi.CholeskyGaussian(2, (2,), dtype=torch.float64), torch.tensor([0.2, 0.1], dtype=torch.float64))
     for member, lr in enumerate((0.2, 0.1)):
-        alone = take(CholeskyGaussian(2, dtype=torch.float64), lr)
+        alone = take(ngvi.CholeskyGaussian(2, dtype=torch.float64), lr)
         torch.testing.assert_close(together.mean[member], alone.mean, rtol=1e-14, atol=1e-14)
         torch.testing.assert_close(together.scale_tril[member], alone.scale_tril, rtol=1e-14, atol=1e-14)
     assert not torch.equal(together.mean[0], together.mean[1])
     with refuses(InputError, "lr must not be negative; got -0.1."):
-        VN(CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]), step_size=Constant())
+        ngvi.VN(ngvi.CholeskyGaussian(2, (2,)), lr=torch.tensor([0.5, -0.1]), step_size=Constant())
 
 
 NOISY = (
@@ -864,24 +838,24 @@ NOISY = (
 def test_a_noisy_estimator_with_the_default_step_size_is_refused():
     q = make_posterior("cholesky")
     with refuses(PairError, NOISY):
-        VN(q, estimator=Stein())
-    opt, start = VN(q), coordinates(q)
+        ngvi.VN(q, estimator=ngvi.Stein())
+    opt, start = ngvi.VN(q), coordinates(q)
     with refuses(PairError, NOISY):
         opt.step(log_joint)
     with refuses(PairError, NOISY):
         opt.evaluate(log_joint)
     assert same_bits(q, start)
     opt.step(make_model())  # the optimizer is as good as before
-    VN(q, step_size=KLRadius(0.1), estimator=Stein()).step(log_joint)
+    ngvi.VN(q, step_size=ngvi.KLRadius(0.1), estimator=ngvi.Stein()).step(log_joint)
 
 
 def test_without_an_estimator_each_target_gets_its_own():
     q, q0, model = make_posterior("cholesky"), make_posterior("cholesky"), make_model()
-    opt = VN(q, lr=0.1, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.1, step_size=Constant())
     opt.step(log_joint)
     q0.load_state_dict(q.state_dict())
     opt.step(model)
-    VN(q0, lr=0.1, estimator=Quadrature(), step_size=Constant()).step(model)
+    ngvi.VN(q0, lr=0.1, estimator=ngvi.Quadrature(), step_size=Constant()).step(model)
     assert same_bits(q, q0)
     opt.step(log_joint)
 
@@ -893,8 +867,8 @@ def test_missing_gradients_are_refused():
     )
     q, other = make_posterior("cholesky"), make_posterior("natural")
     with refuses(InputError, text):
-        VN(q, lr=0.1, step_size=Constant()).step()
-    opt = VN([q, other], lr=0.1, step_size=Constant())
+        ngvi.VN(q, lr=0.1, step_size=Constant()).step()
+    opt = ngvi.VN([q, other], lr=0.1, step_size=Constant())
     start = coordinates(q)
     q.entropy().backward()
     with refuses(InputError, text):
@@ -902,24 +876,21 @@ def test_missing_gradients_are_refused():
     assert same_bits(q, start)  # all or none
 
 
-# ------------------------------------------------------------------------------------ a torch optimizer
-
-
 def test_the_groups_hold_the_probes_and_the_module_no_parameters():
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.3, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.3, step_size=Constant())
     assert [id(p) for p in opt.param_groups[0]["params"]] == [id(q.mean_probe), id(q.root_probe)]
     assert {k: v for k, v in opt.param_groups[0].items() if k != "params"} == {"lr": 0.3, "loss_scale": 1.0}
     assert opt.posteriors == [q]
     parent = torch.nn.Sequential(torch.nn.Linear(2, 2), q)
     assert len(list(q.parameters())) == 0
     assert len(list(parent.parameters())) == 2
-    assert VN(q).param_groups[0]["lr"] == 1.0
+    assert ngvi.VN(q).param_groups[0]["lr"] == 1.0
 
 
 def test_vn_takes_the_rule_that_needs_no_factor():
-    assert isinstance(VN(NaturalGaussian(2)).rule, NaturalGradient)
-    assert isinstance(VN(CholeskyGaussian(2)).rule, VariationalNewton)
+    assert isinstance(ngvi.VN(ngvi.NaturalGaussian(2)).rule, NaturalGradient)
+    assert isinstance(ngvi.VN(ngvi.CholeskyGaussian(2)).rule, VariationalNewton)
 
 
 def test_posteriors_with_their_own_learning_rates():
@@ -927,10 +898,10 @@ def test_posteriors_with_their_own_learning_rates():
     models = make_model(), make_model(seed=1)
     alone = [make_posterior(name) for name in names]
     for q, model, lr in zip(alone, models, (0.2, 0.5), strict=True):
-        run(by_target, NaturalGradientVI(q, VariationalNewton(), lr=lr, step_size=Constant()), q, model)
+        run(by_target, ngvi.NaturalGradientVI(q, VariationalNewton(), lr=lr, step_size=Constant()), q, model)
     for backward in (False, True):
         together = [make_posterior(name) for name in names]
-        opt = VN([{"posterior": together[0], "lr": 0.2}, together[1]], lr=0.5, step_size=Constant())
+        opt = ngvi.VN([{"posterior": together[0], "lr": 0.2}, together[1]], lr=0.5, step_size=Constant())
 
         def loss(posteriors):
             return sum(model.negative_elbo(q) for q, model in zip(posteriors, models, strict=True))
@@ -950,24 +921,24 @@ def test_posteriors_with_their_own_learning_rates():
 def test_a_group_added_later():
     q, other, expected = make_posterior("cholesky"), make_posterior("diagonal"), make_posterior("diagonal")
     model = make_model()
-    opt = VN(q, lr=0.2, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.2, step_size=Constant())
     opt.add_param_group({"posterior": other, "lr": 0.5})
     opt.step(lambda: model.negative_elbo(q) + model.negative_elbo(other))
-    VN(expected, lr=0.5, step_size=Constant()).step(model)
+    ngvi.VN(expected, lr=0.5, step_size=Constant()).step(model)
     assert distance(other, expected) < 1e-12
 
 
 def test_a_posterior_the_loss_leaves_out_stays_where_it_is():
     q, other, model = make_posterior("cholesky"), make_posterior("diagonal"), make_model()
     start = coordinates(other)
-    VN([q, other], lr=0.2, step_size=Constant()).step(lambda: model.negative_elbo(q))
+    ngvi.VN([q, other], lr=0.2, step_size=Constant()).step(lambda: model.negative_elbo(q))
     assert same_bits(other, start)
     assert distance(q, make_posterior("cholesky")) > 0.01
 
 
 def test_zero_grad():
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.5, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.5, step_size=Constant())
     for set_to_none in (True, False):
         (q.rsample((4,)).square().sum() - q.entropy()).backward()
         assert all(p.grad.abs().max() > 0 for p in probes(opt))
@@ -983,8 +954,8 @@ def test_two_backward_passes_add():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     (0.25 * model.negative_elbo(q)).backward()
     (0.75 * model.negative_elbo(q)).backward()
-    VN(q, lr=0.4, step_size=Constant()).step()
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+    ngvi.VN(q, lr=0.4, step_size=Constant()).step()
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -992,7 +963,7 @@ def test_two_backward_passes_add():
 def test_a_step_uses_its_gradients_up(way):
     """A step after ``backward`` takes the gradients since the last one, whether anybody calls ``zero_grad`` or not."""
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt, opt0 = VN(q, lr=0.4, step_size=Constant()), VN(q0, lr=0.4, step_size=Constant())
+    opt, opt0 = ngvi.VN(q, lr=0.4, step_size=Constant()), ngvi.VN(q0, lr=0.4, step_size=Constant())
     for index in range(4):
         if way == "closure" and index % 2:
             opt.step(lambda: model.negative_elbo(q))
@@ -1007,7 +978,7 @@ def test_a_step_uses_its_gradients_up(way):
 def test_one_backward_pass_is_one_step():
     """A second step, of this optimizer or of another over the same q, has no gradient at where q is now."""
     model, q = make_model(), make_posterior("cholesky")
-    opt, other = VN(q, lr=0.2, step_size=Constant()), SRVN(q, lr=0.1, step_size=Constant())
+    opt, other = ngvi.VN(q, lr=0.2, step_size=Constant()), ngvi.SRVN(q, lr=0.1, step_size=Constant())
     model.negative_elbo(q).backward()
     opt.step()
     moved = coordinates(q)
@@ -1018,8 +989,8 @@ def test_one_backward_pass_is_one_step():
     model.negative_elbo(q).backward()
     other.step()
     q0 = make_posterior("cholesky")
-    VN(q0, lr=0.2, step_size=Constant()).step(model)
-    SRVN(q0, lr=0.1, step_size=Constant()).step(model)
+    ngvi.VN(q0, lr=0.2, step_size=Constant()).step(model)
+    ngvi.SRVN(q0, lr=0.1, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -1027,35 +998,35 @@ def test_a_step_that_is_refused_uses_nothing_up():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     model.negative_elbo(q).backward()
     with pytest.raises(PairError, match="cannot try a step"):
-        VN(q).step()
-    VN(q, lr=0.4, step_size=Constant()).step()
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+        ngvi.VN(q).step()
+    ngvi.VN(q, lr=0.4, step_size=Constant()).step()
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
 def test_a_closure_starts_from_clear_gradients():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     model.negative_elbo(q).backward()
-    VN(q, lr=0.4, step_size=Constant()).step(lambda: model.negative_elbo(q))
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+    ngvi.VN(q, lr=0.4, step_size=Constant()).step(lambda: model.negative_elbo(q))
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
 def test_clipped_gradients_are_a_shorter_step():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt = VN(q, lr=0.4, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.4, step_size=Constant())
     model.negative_elbo(q).backward()
     norm = torch.nn.utils.clip_grad_norm_(probes(opt), 0.1)
     assert norm > 0.5
     opt.step()
-    VN(q0, lr=0.4 * 0.1 / float(norm + 1e-6), step_size=Constant()).step(model)  # torch adds 1e-6 to the norm
+    ngvi.VN(q0, lr=0.4 * 0.1 / float(norm + 1e-6), step_size=Constant()).step(model)  # torch adds 1e-6 to the norm
     assert distance(q, q0) < 1e-12
 
 
 @pytest.mark.parametrize("way", [by_target, by_closure, by_gradients])
 def test_step_hooks_fire_once_a_step(way):
     q = make_posterior("cholesky")
-    opt = VN(q, lr=0.4, step_size=Constant())
+    opt = ngvi.VN(q, lr=0.4, step_size=Constant())
     seen = []
     opt.register_step_pre_hook(lambda o, args, kwargs: seen.append(("pre", o is opt, coordinates(q))))
     opt.register_step_post_hook(lambda o, args, kwargs: seen.append(("post", o is opt, coordinates(q))))
@@ -1067,12 +1038,12 @@ def test_step_hooks_fire_once_a_step(way):
 
 def test_a_grad_scaler():
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    opt, scaler = VN(q, lr=0.4, step_size=Constant()), torch.amp.GradScaler("cpu", init_scale=1024.0)
+    opt, scaler = ngvi.VN(q, lr=0.4, step_size=Constant()), torch.amp.GradScaler("cpu", init_scale=1024.0)
     scaler.scale(model.negative_elbo(q)).backward()
     scaler.unscale_(opt)
     scaler.step(opt)
     scaler.update()
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
     opt.zero_grad()
@@ -1089,7 +1060,7 @@ def test_a_grad_scaler():
 
 def test_a_scheduler_moves_the_upper_limit_of_trial_steps():
     q, model = make_posterior("cholesky"), make_model()
-    opt = VN(q)
+    opt = ngvi.VN(q)
     scheduler = lr_scheduler.StepLR(opt, 1, gamma=0.01)
     for lr in (1.0, 1e-2, 1e-4):
         opt.step(model)
@@ -1102,8 +1073,8 @@ def test_a_scheduler_moves_the_upper_limit_of_trial_steps():
 def test_steps_inside_no_grad(way):
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     with torch.no_grad():
-        way(VN(q, lr=0.4, estimator=Autograd(), step_size=Constant()), q, model)
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+        way(ngvi.VN(q, lr=0.4, estimator=Autograd(), step_size=Constant()), q, model)
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 
 
@@ -1112,12 +1083,9 @@ def test_autocast_around_a_step_does_not_touch_its_precision(name):
     model = make_model(dtype=torch.float32)
     q, q0 = (make_posterior(name, dtype=torch.float32) for _ in range(2))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        VN(q, lr=0.4, step_size=Constant()).step(model)
-    VN(q0, lr=0.4, step_size=Constant()).step(model)
+        ngvi.VN(q, lr=0.4, step_size=Constant()).step(model)
+    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-5
-
-
-# ------------------------------------------------------------------------------------ graphs
 
 
 @pytest.mark.parametrize("loss", ["rsample", "negative_elbo", "kl", "marginal_variance"])
@@ -1132,7 +1100,7 @@ def test_backward_after_a_step_is_refused_by_torch(name, loss):
         "marginal_variance": lambda: q.marginal_variance(model.X).sum(),
     }
     late = losses[loss]()
-    VN(q, lr=0.4, step_size=Constant()).step(model)
+    ngvi.VN(q, lr=0.4, step_size=Constant()).step(model)
     with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
         late.backward()
 
@@ -1158,9 +1126,6 @@ def test_functional_transforms_of_the_draws(name):
     assert torch.allclose(torch.func.vmap(q.push_noise)(z), q.push_noise(z))
 
 
-# ------------------------------------------------------------------------------------ rejected steps
-
-
 def indefinite(q, curvature):
     """E_q[½ θᵀ diag(h) θ] - entropy: P = Cᵀ diag(h) C - I."""
     frame = q.probed()
@@ -1182,7 +1147,7 @@ REJECTED = (
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_an_indefinite_step_is_not_taken_and_told_once(name):
     q = unit(name)
-    opt, start = VN(q, lr=2.0, step_size=Constant()), coordinates(q)
+    opt, start = ngvi.VN(q, lr=2.0, step_size=Constant()), coordinates(q)
     with pytest.warns(RejectedStepWarning, match="^" + re.escape(REJECTED.format("VN", "2")) + "$"):
         opt.step(lambda: indefinite(q, CURVED))  # N = 1 + 2 (-1 - 1) < 0
     assert same_bits(q, start)
@@ -1202,12 +1167,12 @@ def test_members_of_a_batch_are_rejected_apart(name):
     q, alone = unit(name, (3,)), unit(name)
     start = coordinates(q)
     curvature = torch.stack([CURVED.abs(), CURVED, CURVED.abs() + 0.5])
-    opt = VN(q, lr=2.0, step_size=Constant())
+    opt = ngvi.VN(q, lr=2.0, step_size=Constant())
     with pytest.warns(RejectedStepWarning):
         opt.step(lambda: indefinite(q, curvature))
     assert opt.last.accepted.tolist() == [True, False, True]
     assert opt.rejections == 1
-    VN(alone, lr=2.0, step_size=Constant()).step(lambda: indefinite(alone, curvature[2]))
+    ngvi.VN(alone, lr=2.0, step_size=Constant()).step(lambda: indefinite(alone, curvature[2]))
     for buffer, old, expected in zip(coordinates(q), start, coordinates(alone), strict=True):
         assert torch.equal(buffer[1], old[1])
         assert torch.allclose(buffer[2], expected, rtol=1e-12)
@@ -1242,7 +1207,7 @@ def test_a_gradient_that_is_not_finite_is_not_followed(method, name, batch, prob
 @pytest.mark.parametrize("name", POSTERIORS)
 def test_a_closure_that_returns_nan(name):
     q, model = make_posterior(name), make_model()
-    opt, start = VN(q, lr=0.3, step_size=Constant()), coordinates(q)
+    opt, start = ngvi.VN(q, lr=0.3, step_size=Constant()), coordinates(q)
     with pytest.warns(RejectedStepWarning):
         loss = opt.step(lambda: math.nan * model.negative_elbo(q))
     assert math.isnan(loss)
@@ -1264,7 +1229,7 @@ def test_trial_steps_recover_from_one_bad_value(spoiled, batch):
         calls.append(len(calls) + 1)
         return model.negative_elbo(q) * (bad if calls[-1] == spoiled else 1.0)
 
-    opt = VN(q)
+    opt = ngvi.VN(q)
     rejections = []
     for _ in range(20):
         old, rejected = coordinates(q), opt.rejections
@@ -1285,7 +1250,7 @@ def test_a_rejected_trial_is_followed_by_a_shorter_one():
         calls.append(1)
         return model.negative_elbo(q) * (math.nan if len(calls) in (3, 5, 7) else 1.0)
 
-    opt = VN(q)
+    opt = ngvi.VN(q)
     for _ in range(3):
         opt.step(closure)
         lengths.append(float(opt.last.rho))
@@ -1299,7 +1264,7 @@ def test_a_rejected_trial_is_followed_by_a_shorter_one():
 def test_the_warning_points_at_the_line_that_stepped():
     q = unit("cholesky")
     for way in ("closure", "gradients"):
-        opt = VN(q, lr=2.0, step_size=Constant())
+        opt = ngvi.VN(q, lr=2.0, step_size=Constant())
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             if way == "closure":
@@ -1321,7 +1286,7 @@ def test_an_error_inside_a_trial_leaves_the_last_accepted_state(name):
             raise RuntimeError("from the user's code")
         return model.negative_elbo(q)
 
-    opt = VN(q)
+    opt = ngvi.VN(q)
     opt.step(closure)
     accepted = coordinates(q)
     with pytest.raises(RuntimeError, match="from the user's code"):

@@ -178,9 +178,6 @@ def test_loading_evaluates_anew():
     assert opt.evaluations == count + 2
 
 
-# ------------------------------------------------------------------------------------ one dict a part
-
-
 class OfTheSameNames(NormalizedMomentum):
     """It calls its state as the optimizer and the other parts call theirs."""
 
@@ -259,9 +256,6 @@ def test_a_metric_remembers_beside_a_momentum(momentum):
     assert opt.state[q.mean_probe]["metric"]["before"].dtype == torch.float32
 
 
-# ------------------------------------------------------------------------------------ copies
-
-
 def check_copy(run, q, opt):
     """opt is over q, apart from the original, and goes on as it does."""
     assert opt.posteriors == [q]
@@ -332,9 +326,6 @@ def test_a_copied_posterior(name, way):
     VN(q, lr=0.5, step_size=Constant()).step(model)
     assert same_bits(q, other)
     assert torch.equal(q.mean, other.mean)
-
-
-# ------------------------------------------------------------------------------------ conversion
 
 
 def as_child(q, convert):
@@ -420,9 +411,6 @@ def test_share_memory(name):
     assert opt.param_groups[0]["params"][0] is q.mean_probe
     assert all(buffer.is_shared() for buffer in q.buffers())
     assert distance(q, start) > 0.01
-
-
-# ------------------------------------------------------------------------------------ state of the posterior
 
 
 NAMES = {

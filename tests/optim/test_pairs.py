@@ -7,17 +7,7 @@ import pytest
 import torch
 from arrow import ScalarArrow
 
-from torchngvi import (
-    SRVN,
-    VN,
-    CholeskyGaussian,
-    DiagonalGaussian,
-    KLRadius,
-    LogJoint,
-    PrecisionCholeskyGaussian,
-    Quadrature,
-    Stein,
-)
+import torchngvi as ngvi
 from torchngvi.errors import PairError
 from torchngvi.ifvb import Identity, MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
@@ -36,7 +26,7 @@ from torchngvi.stepsizes import Clip, SufficientDecrease
 
 
 def dense():
-    return CholeskyGaussian(2)
+    return ngvi.CholeskyGaussian(2)
 
 
 def flat():
@@ -49,38 +39,38 @@ def model():
 
 def after_backward():
     q = dense()
-    opt = VN(q)
+    opt = ngvi.VN(q)
     model().negative_elbo(q).backward()
     opt.step()
 
 
 def one_draw():
     q = dense()
-    VN(q).step(lambda: q.rsample((2,)).square().sum(-1).mean() - q.entropy())
+    ngvi.VN(q).step(lambda: q.rsample((2,)).square().sum(-1).mean() - q.entropy())
 
 
 def arrow():
-    return PrecisionCholeskyGaussian(3, structure=ScalarArrow(3))
+    return ngvi.PrecisionCholeskyGaussian(3, structure=ScalarArrow(3))
 
 
 REFUSED = [
-    lambda: VN(dense(), estimator=Stein()),
+    lambda: ngvi.VN(dense(), estimator=ngvi.Stein()),
     lambda: NaturalGradientVI(flat(), NaturalGradient(), 0.1, metric=Recursive()),
-    lambda: VN(dense(), lr=0.1, metric=QuasiNewton()),
+    lambda: ngvi.VN(dense(), lr=0.1, metric=QuasiNewton()),
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), 0.1, momentum=Adam()),
     lambda: NaturalGradientVI(dense(), RootGradient(), 0.1, momentum=NormalizedMomentum()),
-    lambda: SRVN(dense(), step_size=KLRadius(0.1), momentum=Adam()),
-    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=KLRadius(0.1), metric=Identity()),
-    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=KLRadius(0.1)),
+    lambda: ngvi.SRVN(dense(), step_size=ngvi.KLRadius(0.1), momentum=Adam()),
+    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=ngvi.KLRadius(0.1), metric=Identity()),
+    lambda: NaturalGradientVI(flat(), RootGradient(), step_size=ngvi.KLRadius(0.1)),
     lambda: NaturalGradientVI(dense(), BuresWasserstein(), step_size=Clip(1.0)),
     lambda: NaturalGradientVI(flat(), BuresWasserstein(), 0.1),
     lambda: NaturalGradientVI(arrow(), Retraction(), 0.1),
-    lambda: NaturalGradientVI(DiagonalGaussian(2), RootGradient(), 0.1, metric=Recursive()),
+    lambda: NaturalGradientVI(ngvi.DiagonalGaussian(2), RootGradient(), 0.1, metric=Recursive()),
     lambda: NaturalGradientVI(flat(), NaturalGradient(), step_size=SufficientDecrease(), metric=QuasiNewton()),
-    lambda: VN(dense(), estimator=Quadrature()).step(LogJoint(lambda theta: -theta.square().sum(-1))),
-    lambda: VN(dense()).step(model().minibatch(torch.tensor([0]))),
-    lambda: VN([dense(), dense()], lr=0.1).step(model()),
-    lambda: VN(Mixture.of([dense(), dense()])),
+    lambda: ngvi.VN(dense(), estimator=ngvi.Quadrature()).step(ngvi.LogJoint(lambda theta: -theta.square().sum(-1))),
+    lambda: ngvi.VN(dense()).step(model().minibatch(torch.tensor([0]))),
+    lambda: ngvi.VN([dense(), dense()], lr=0.1).step(model()),
+    lambda: ngvi.VN(Mixture.of([dense(), dense()])),
     after_backward,
     one_draw,
 ]

@@ -46,9 +46,6 @@ from torchngvi.stepsizes import Constant, SufficientDecrease
 roots = pytest.mark.parametrize("name", ["cholesky", "diagonal"])
 
 
-# ------------------------------------------------------- the printed updates that depend on pattern or coordinates
-
-
 def svgd(name, m, V, g, H, rho, gamma):
     """m' = m + ε(Bm - g), V' = (I + εB) V (I + εB)ᵀ, B = γI - HV - gmᵀ; a kernel a block of the pattern."""
     eye = torch.eye(len(m), dtype=m.dtype)
@@ -95,9 +92,6 @@ def test_the_printed_update(name, rule, printed, batch, gamma):
     mean, covariance = step(q, RULES[rule]()(q, e).at(every(rho, batch)))
     close(mean, expected[0], IDENTITY)
     close(covariance, expected[1], IDENTITY)
-
-
-# ------------------------------------------------------------------------------------- what they share
 
 
 @pytest.mark.parametrize("rule", ["symmetric_root", "retraction", "geodesic"])
@@ -151,9 +145,6 @@ def test_second_order_agreement():
         close((N["geodesic"] - N["retraction"]) / rho**3, P @ P @ P / 6, 10 * rho)
 
 
-# -------------------------------------------------------------------------------------------- the cone
-
-
 @pytest.mark.parametrize("rule", ["retraction", "geodesic"])
 @pytest.mark.parametrize("name", POSTERIORS)
 @pytest.mark.parametrize(("batch", "rho"), [((), 0.1), ((3,), 1.0), ((2, 3), 10.0)], ids=str)
@@ -192,8 +183,6 @@ def test_symmetric_root_keeps_a_positive_diagonal(name):
         assert not bool(q.moved(path.at(every(rho, ())))[1])
 
 
-# --------------------------------------------------------------------------------------- steps by trial
-
 OF_OTHER_TESTS = (VariationalNewton, NaturalGradient, BuresWasserstein)  # in test_stepsizes.py
 BUDGET = {"covariance_gradient": 3000, "root_gradient": 1500, "svgd": 1500, "centered_svgd": 400}
 
@@ -220,8 +209,6 @@ def test_sufficient_decrease_works_with_every_rule(name, rule):
     close(q.mean.detach(), m, 2e-6)
     close(q.covariance, V, 2e-6)
 
-
-# ---------------------------------------------------------------------------------------- named methods
 
 METHODS = {
     VN: "newton",

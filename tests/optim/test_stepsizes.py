@@ -82,12 +82,6 @@ def with_trials(q, rule, memory):
     return NaturalGradientVI(q, RULES[rule](), step_size=SufficientDecrease(), metric=acceleration)
 
 
-# ------------------------------------------------------------------------------------ constant
-
-
-# ----------------------------------------------------------------------------------- KL radius
-
-
 class TestKLRadius:
     @pytest.mark.parametrize(("name", "rule"), NATURAL)
     @batches
@@ -146,9 +140,6 @@ def test_kl_radius_is_nearly_the_divergence(scale):
         assert float(opt.last.rho) < 1, "the radius decides"
         with torch.no_grad():
             assert float(q.kl(before)) == pytest.approx(radius, rel=1 / 3)
-
-
-# ----------------------------------------------------------------------------- sufficient decrease
 
 
 class TestSufficientDecreaseAlone:

@@ -17,36 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from torchngvi import DataLogJoint, LogJoint, ifvb
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.ifvb import (
-    Adam,
-    AffineCoupling,
-    Averaging,
-    BatchFisher,
-    Beta,
-    Blocks,
-    ClosedForm,
-    ControlVariate,
-    Exact,
-    FlatCholesky,
-    Identity,
-    LowRankGaussian,
-    MatrixFree,
-    MeanFieldGaussian,
-    ModuleFlow,
-    OrthogonalFlow,
-    Pathwise,
-    Preconditioner,
-    RankOneGaussian,
-    Recursive,
-    ScoreFunction,
-    VecGaussian,
-    VechGaussian,
-    Window,
-    asymptotic_covariance,
-    lower_bound,
-    marginal_sample,
-    run,
-)
 from torchngvi.stepsizes import Constant, PowerSchedule
 
 FLOAT = torch.float64
@@ -54,7 +24,7 @@ Z_LIMIT = 4.5
 
 
 def gaussian(*batch, dim=2):
-    return MeanFieldGaussian(torch.full((*batch, 2 * dim), 0.3, dtype=FLOAT))
+    return ifvb.MeanFieldGaussian(torch.full((*batch, 2 * dim), 0.3, dtype=FLOAT))
 
 
 def log_joint(theta):
@@ -73,15 +43,12 @@ def gradient_of(function, lam):
     return torch.autograd.grad(function(lam).sum(), lam)[0]
 
 
-# ------------------------------------------------------------------------------------ one step
-
-
 def test_ifvb_step_by_hand():
     """Algorithm 1: gradient draws, then Fisher draws, two updates of P, step with α_{s+1} (s+1) P."""
     q = gaussian()
     opt = IFVB(
         q, 2.0, alpha=0.8, offset=3.0, samples=1, eps=0.7, c_beta=0.4, beta=0.2, warmup=0, clip=5.0, radius=None,
-        estimator=ScoreFunction(6), generator=seeded(),
+        estimator=ifvb.ScoreFunction(6), generator=seeded(),
     )  # fmt: skip
     generator, lam, P = seeded(), q.vector.detach().clone(), torch.eye(4, dtype=FLOAT) / 0.7
     for s in range(4):
@@ -108,7 +75,7 @@ def test_aifvb_step_by_hand(at_average):
     """Algorithm 2: Fisher draws at the average (Eq 4.8) or at the iterate (Remark 4.2); step at the iterate."""
     q = gaussian()
     opt = AIFVB(
-        q, samples=3, eps=0.7, c_beta=0.0, warmup=5, w=1.0, fisher_at_average=at_average, estimator=ClosedForm(),
+        q, samples=3, eps=0.7, c_beta=0.0, warmup=5, w=1.0, fisher_at_average=at_average, estimator=ifvb.ClosedForm(),
         generator=seeded(),
     )  # fmt: skip
     generator, lam, H = seeded(), q.vector.detach().clone(), 0.7 * torch.eye(4, dtype=FLOAT)
@@ -137,7 +104,7 @@ def test_aifvb_step_by_hand(at_average):
 @pytest.mark.parametrize("burn_in", [0, 4])
 def test_average_is_the_weighted_mean(w, burn_in):
     """Recursion = direct mean with log(k)^w, k = 1.. after the burn-in; 0⁰ = 1; no 0/0 at the first."""
-    rule, state = Averaging(w, burn_in), {"average": torch.zeros(3, dtype=FLOAT), "weight": 0.0}
+    rule, state = ifvb.Averaging(w, burn_in), {"average": torch.zeros(3, dtype=FLOAT), "weight": 0.0}
     iterates = torch.randn(30, 3, generator=seeded(), dtype=FLOAT)
     for index, iterate in enumerate(iterates):
         rule.update(state, iterate, index)
@@ -159,7 +126,7 @@ def test_weights_inflate_the_variance_little():
 def test_schedule_is_in_the_param_group():
     """α_k = c/(c' + k)^α, and whatever else is multiplied in, by a scheduler of torch."""
     q, power = gaussian(), PowerSchedule(0.6, 10.0)
-    opt = ifvb.PreconditionedVI(q, Identity(), 0.5, estimator=ClosedForm())
+    opt = ifvb.PreconditionedVI(q, ifvb.Identity(), 0.5, estimator=ifvb.ClosedForm())
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 0.5**t * power(t))
     for k in range(1, 5):
         before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
@@ -172,14 +139,14 @@ def test_schedule_is_in_the_param_group():
 
 def test_clipping_bounds_the_step():
     q = gaussian(3)
-    opt = PreconditionedVI(q, Identity(), 1.0, alpha=0.0, clip=0.1, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Identity(), 1.0, alpha=0.0, clip=0.1, estimator=ifvb.ClosedForm())
     before = q.vector.detach().clone()
     opt.step(bound)
     assert torch.allclose((q.vector - before).norm(dim=-1), torch.full((3,), 0.1, dtype=FLOAT))
     assert (opt.last.rho < 1).all()
     q = gaussian()  # a short direction is not made longer
     before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
-    opt = PreconditionedVI(q, Identity(), 1.0, alpha=0.0, clip=100.0, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Identity(), 1.0, alpha=0.0, clip=100.0, estimator=ifvb.ClosedForm())
     opt.step(bound)
     assert torch.allclose(q.vector - before, g)
 
@@ -188,7 +155,7 @@ def test_no_step_is_longer_than_the_radius():
     """½ α² dᵀ∇L at most: the KL divergence of a step to second order; short steps are left alone, Adam's all are."""
     for radius, shortened in ((1e-4, True), (1e3, False)):
         q = gaussian(3)
-        opt = PreconditionedVI(q, Exact(), 0.01, alpha=0.0, radius=radius, estimator=ClosedForm())
+        opt = PreconditionedVI(q, ifvb.Exact(), 0.01, alpha=0.0, radius=radius, estimator=ifvb.ClosedForm())
         before, g = q.vector.detach().clone(), gradient_of(bound, q.vector)
         natural = q.exact_fisher_solve(g, before).detach()
         opt.step(bound)
@@ -202,15 +169,15 @@ def test_no_step_is_longer_than_the_radius():
             here = torch.distributions.Normal(before[..., :2], before[..., 2:].exp())
             kl = torch.distributions.kl_divergence(there, here).sum(-1).detach()
             assert torch.allclose(kl, torch.full((3,), radius, dtype=FLOAT), rtol=0.02)
-    for rule in (Identity(), Adam()):
+    for rule in (ifvb.Identity(), ifvb.Adam()):
         ends = []
         for radius in (1e-9, None):
             q = gaussian()
-            PreconditionedVI(q, rule, 0.1, radius=radius, estimator=ClosedForm()).step(bound)
+            PreconditionedVI(q, rule, 0.1, radius=radius, estimator=ifvb.ClosedForm()).step(bound)
             ends.append(q.vector.detach())
         assert torch.equal(*ends)
     q = gaussian()  # both limits: the shorter one
-    opt = PreconditionedVI(q, Exact(), 0.01, alpha=0.0, radius=1e3, clip=1e-3, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Exact(), 0.01, alpha=0.0, radius=1e3, clip=1e-3, estimator=ifvb.ClosedForm())
     before = q.vector.detach().clone()
     opt.step(bound)
     assert (q.vector.detach() - before).norm().item() == pytest.approx(1e-5)
@@ -218,8 +185,8 @@ def test_no_step_is_longer_than_the_radius():
 
 SCALES = torch.tensor([1.0, 10.0, 100.0], dtype=FLOAT)
 FAR = {
-    "cholesky": lambda: FlatCholesky(torch.zeros(3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)),
-    "low rank": lambda: LowRankGaussian(
+    "cholesky": lambda: ifvb.FlatCholesky(torch.zeros(3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)),
+    "low rank": lambda: ifvb.LowRankGaussian(
         torch.zeros(3, dtype=FLOAT), torch.full((3, 1), 0.1, dtype=FLOAT), torch.ones(3, dtype=FLOAT)
     ),
 }
@@ -230,7 +197,9 @@ FAR = {
 @pytest.mark.parametrize("method", ["IFVB", "AIFVB", "batch"])
 def test_defaults_reach_a_posterior_far_away(name, method):
     """Precisions from 1 to 100, up to ten standard deviations off; without the radius all end more than a nat away."""
-    build = {"IFVB": IFVB, "AIFVB": AIFVB, "batch": lambda q, **k: PreconditionedVI(q, BatchFisher(50), **k)}[method]
+    build = {"IFVB": IFVB, "AIFVB": AIFVB, "batch": lambda q, **k: PreconditionedVI(q, ifvb.BatchFisher(50), **k)}[
+        method
+    ]
     centre = torch.tensor([3.0, -2.0, 1.0], dtype=FLOAT)
     target = lambda theta: -0.5 * (SCALES * (theta - centre).square()).sum(-1)  # noqa: E731
     q = FAR[name]()
@@ -239,13 +208,13 @@ def test_defaults_reach_a_posterior_far_away(name, method):
         opt.step(target)
     assert opt.rejections == 0
     evidence = 1.5 * math.log(2 * math.pi) - 0.5 * math.log(1000)
-    assert float(lower_bound(q, target, 4000, seeded(1))[0]) > evidence - 0.03
+    assert float(ifvb.lower_bound(q, target, 4000, seeded(1))[0]) > evidence - 0.03
 
 
 def test_a_step_whose_length_overflows_is_not_taken():
     """dᵀ∇L = ∞ - ∞ is no length that the radius could hold: λ stays, and the run says so."""
-    q = FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=FLOAT))
-    opt = PreconditionedVI(q, Exact(), 1.0, alpha=0.0, estimator=ClosedForm())
+    q = ifvb.FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.tensor([[1.0, 0.9], [0.9, 1.0]], dtype=FLOAT))
+    opt = PreconditionedVI(q, ifvb.Exact(), 1.0, alpha=0.0, estimator=ifvb.ClosedForm())
     before = q.vector.detach().clone()
     with pytest.warns(RejectedStepWarning, match="left the domain where every entry is finite or was not"):
         opt.step(lambda lam: 1e200 * (lam[0] - 0.5 * lam[1]))
@@ -274,12 +243,9 @@ def test_exponential_family_natural_gradient():
     assert torch.allclose(torch.cov(torch.stack([theta, theta.square()])), fisher, rtol=0.02, atol=5e-3)
 
 
-# ------------------------------------------------------------------------------------ estimators
-
-
 def family_and_bound():
     """Full covariance, so that gradients mix, and a bound in closed form."""
-    q = FlatCholesky(torch.tensor([0.3, -0.4], dtype=FLOAT), torch.tensor([[1.0, 0.4], [0.4, 0.5]], dtype=FLOAT))
+    q = ifvb.FlatCholesky(torch.tensor([0.3, -0.4], dtype=FLOAT), torch.tensor([[1.0, 0.4], [0.4, 0.5]], dtype=FLOAT))
 
     def closed(lam):
         mean, T = q.parts(lam)
@@ -289,7 +255,7 @@ def family_and_bound():
     return q, closed
 
 
-@pytest.mark.parametrize("estimator", [ScoreFunction(50), ControlVariate(50), Pathwise(50)])
+@pytest.mark.parametrize("estimator", [ifvb.ScoreFunction(50), ifvb.ControlVariate(50), ifvb.Pathwise(50)])
 def test_estimates_are_unbiased(estimator):
     """Value and gradient of the bound against their closed forms, by a z-test over repeats."""
     q, closed = family_and_bound()
@@ -310,7 +276,7 @@ def test_variances_are_in_order():
     """A constant in the log joint costs the plain estimator dear, the control variate nothing, the path nothing."""
     q, _ = family_and_bound()
     spread = []
-    for kind in (ScoreFunction, ControlVariate, Pathwise):
+    for kind in (ifvb.ScoreFunction, ifvb.ControlVariate, ifvb.Pathwise):
         for constant in (0.0, 100.0):
             told = estimator = kind(50, seeded(4))
             target, drawn = LogJoint(lambda theta, constant=constant: log_joint(theta) + constant), []
@@ -329,15 +295,15 @@ def test_variances_are_in_order():
 
 
 def test_pathwise_is_free_of_noise_at_the_posterior():
-    q = MeanFieldGaussian(torch.tensor([1.0, 1.0, -0.5 * math.log(2), -0.5 * math.log(2)], dtype=FLOAT))
-    e = Pathwise(3, seeded())(q, LogJoint(log_joint))
+    q = ifvb.MeanFieldGaussian(torch.tensor([1.0, 1.0, -0.5 * math.log(2), -0.5 * math.log(2)], dtype=FLOAT))
+    e = ifvb.Pathwise(3, seeded())(q, LogJoint(log_joint))
     assert float(e.derivative.a.abs().max()) < 1e-14
 
 
 def test_control_variate_uses_the_batch_before():
     """c_i = Cov(φ_i h, φ_i)/Var(φ_i) of draws that are independent of those it is used on; one pilot batch."""
     q, _ = family_and_bound()
-    estimator, target = ControlVariate(20, seeded(5)), LogJoint(log_joint)
+    estimator, target = ifvb.ControlVariate(20, seeded(5)), LogJoint(log_joint)
     twin = seeded(5)
     with torch.no_grad():
         first = estimator(q, target)
@@ -363,7 +329,7 @@ def test_control_variate_uses_the_batch_before():
 def test_the_optimizer_hands_on_what_a_call_has_learnt():
     """The constants of one step are those of the next, and are saved: a copy goes on with the same bits."""
     q, _ = family_and_bound()
-    opt = PreconditionedVI(q, Identity(), 0.1, estimator=ControlVariate(20, seeded(5)))
+    opt = PreconditionedVI(q, ifvb.Identity(), 0.1, estimator=ifvb.ControlVariate(20, seeded(5)))
     opt.step(log_joint)
     assert opt.values == 40
     opt.step(log_joint)
@@ -371,7 +337,7 @@ def test_the_optimizer_hands_on_what_a_call_has_learnt():
     assert opt.state[q.mean_probe]["estimator"]["constants"].shape == q.vector.shape
     same, _ = family_and_bound()
     same.load_state_dict(q.state_dict())
-    other = PreconditionedVI(same, Identity(), 0.1, estimator=ControlVariate(20, seeded(7)))
+    other = PreconditionedVI(same, ifvb.Identity(), 0.1, estimator=ifvb.ControlVariate(20, seeded(7)))
     other.load_state_dict(opt.state_dict())
     for one in (opt, other):
         one.step(log_joint)
@@ -382,7 +348,7 @@ def test_the_optimizer_hands_on_what_a_call_has_learnt():
 @torch.no_grad()
 def test_temperature_weighs_the_entropy():
     q, _ = family_and_bound()
-    for kind in (ScoreFunction, Pathwise):
+    for kind in (ifvb.ScoreFunction, ifvb.Pathwise):
         hot = kind(9, seeded(1))(q, LogJoint(log_joint, 2.0))
         cold = kind(9, seeded(1))(q, LogJoint(log_joint, 0.0))
         theta = q.sample(9, seeded(1))
@@ -400,7 +366,7 @@ def test_minibatches_of_data():
     q, _ = family_and_bound()
 
     def gradient(target):
-        return Pathwise(5, seeded(2))(q, target).derivative.a
+        return ifvb.Pathwise(5, seeded(2))(q, target).derivative.a
 
     parts = torch.stack([gradient(target.minibatch(rows)) for rows in X.split(4)])
     assert torch.allclose(parts.mean(0), gradient(target))
@@ -412,18 +378,15 @@ def test_minibatches_of_data():
     assert torch.allclose(q.parts()[0], X.sum(0) / 13, atol=0.15)
 
 
-# ------------------------------------------------------------------------------------ runs
-
-
 PRECONDITIONERS = {
-    "identity": Identity,
-    "exact": Exact,
-    "recursive": lambda: Recursive(5),
-    "matrix-free": lambda: MatrixFree(5),
-    "window": lambda: Window(50, 5),
-    "batch": lambda: BatchFisher(20),
-    "blocks": lambda: Blocks(Recursive(5), [2, 2]),
-    "adam": Adam,
+    "identity": ifvb.Identity,
+    "exact": ifvb.Exact,
+    "recursive": lambda: ifvb.Recursive(5),
+    "matrix-free": lambda: ifvb.MatrixFree(5),
+    "window": lambda: ifvb.Window(50, 5),
+    "batch": lambda: ifvb.BatchFisher(20),
+    "blocks": lambda: ifvb.Blocks(ifvb.Recursive(5), [2, 2]),
+    "adam": ifvb.Adam,
 }
 
 
@@ -432,7 +395,7 @@ PRECONDITIONERS = {
 def test_every_preconditioner_gets_there(name):
     """The bound is that of the posterior, N(1, ½), from a batch of starts."""
     q = gaussian(4)
-    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=Pathwise(5), warmup=100, generator=seeded())
+    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=ifvb.Pathwise(5), warmup=100, generator=seeded())
     for _ in range(400):
         opt.step(log_joint)
     assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs().max()) < 2e-3
@@ -443,7 +406,7 @@ def test_every_preconditioner_gets_there(name):
 @pytest.mark.parametrize("at_average", [True, False])
 def test_both_variants_of_aifvb_have_one_limit(at_average):
     q = gaussian(4)
-    opt = AIFVB(q, 2.0, fisher_at_average=at_average, estimator=ControlVariate(20), generator=seeded())
+    opt = AIFVB(q, 2.0, fisher_at_average=at_average, estimator=ifvb.ControlVariate(20), generator=seeded())
     for _ in range(600):
         opt.step(log_joint)
     assert float((bound(opt.average) + 1 + math.log(2)).abs().max()) < 2e-3
@@ -457,38 +420,41 @@ def test_flows_of_both_kinds_improve():
         return -0.5 * theta[..., 0].square() - 2 * (theta[..., 1] - theta[..., 0].square()).square()
 
     torch.manual_seed(0)
-    q = ModuleFlow(AffineCoupling(2, layers=2, hidden=6).double(), 2)
-    opt = IFVB(q, 1.0, samples=20, estimator=Pathwise(20), clip=5.0, generator=seeded())
+    q = ifvb.ModuleFlow(ifvb.AffineCoupling(2, layers=2, hidden=6).double(), 2)
+    opt = IFVB(q, 1.0, samples=20, estimator=ifvb.Pathwise(20), clip=5.0, generator=seeded())
     for _ in range(400):
         opt.step(crescent)
     best = math.log(2 * math.pi) - 0.5 * math.log(4)  # log evidence
-    value, error = lower_bound(q, crescent, 4000, seeded(1))
-    gaussian_q = FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
-    rival = PreconditionedVI(gaussian_q, Exact(), 1.0, estimator=Pathwise(20), generator=seeded())
+    value, error = ifvb.lower_bound(q, crescent, 4000, seeded(1))
+    gaussian_q = ifvb.FlatCholesky(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    rival = PreconditionedVI(gaussian_q, ifvb.Exact(), 1.0, estimator=ifvb.Pathwise(20), generator=seeded())
     for _ in range(400):
         rival.step(crescent)
-    assert float(value) > float(lower_bound(gaussian_q, crescent, 4000, seeded(1))[0]) + 0.2
+    assert float(value) > float(ifvb.lower_bound(gaussian_q, crescent, 4000, seeded(1))[0]) + 0.2
     assert float(value) < best + 4 * float(error)
 
     zero = torch.zeros(2, dtype=FLOAT)
-    flow = OrthogonalFlow(zero, torch.eye(2, dtype=FLOAT), zero + 1)
-    for rule in (Recursive(10, eps=1.0), Identity()):  # manifold IFVB, and the ordinary gradient on the manifold
+    flow = ifvb.OrthogonalFlow(zero, torch.eye(2, dtype=FLOAT), zero + 1)
+    for rule in (
+        ifvb.Recursive(10, eps=1.0),
+        ifvb.Identity(),
+    ):  # manifold IFVB, and the ordinary gradient on the manifold
         q = flow.at(flow.vector)
-        start = float(lower_bound(q, crescent, 2000, seeded(1))[0])
-        opt = PreconditionedVI(q, rule, 1.0, momentum=0.6, clip=10.0, estimator=Pathwise(20), generator=seeded())
+        start = float(ifvb.lower_bound(q, crescent, 2000, seeded(1))[0])
+        opt = PreconditionedVI(q, rule, 1.0, momentum=0.6, clip=10.0, estimator=ifvb.Pathwise(20), generator=seeded())
         for _ in range(150):
             opt.step(crescent)
         W = q.parts()[1].detach()
         assert float((W.mT @ W - torch.eye(2, dtype=FLOAT)).abs().max()) < 1e-12
-        assert float(lower_bound(q, crescent, 2000, seeded(1))[0]) > start + 1
+        assert float(ifvb.lower_bound(q, crescent, 2000, seeded(1))[0]) > start + 1
 
 
 def test_momentum_is_carried_along_the_manifold():
     """M is projected to the tangent space at the new λ before it is used (the vector transport)."""
     zero = torch.zeros(3, dtype=FLOAT)
-    q = OrthogonalFlow(zero, torch.eye(3, dtype=FLOAT), zero)
+    q = ifvb.OrthogonalFlow(zero, torch.eye(3, dtype=FLOAT), zero)
     opt = PreconditionedVI(
-        q, Identity(), 0.3, alpha=0.0, momentum=0.5, clip=1.0, estimator=Pathwise(3), generator=seeded()
+        q, ifvb.Identity(), 0.3, alpha=0.0, momentum=0.5, clip=1.0, estimator=ifvb.Pathwise(3), generator=seeded()
     )
     for _ in range(4):
         before = q.vector.detach().clone()
@@ -502,19 +468,19 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
     """Their ambient part is taken off before, not only from the direction after."""
     seen = []
 
-    class Recording(Preconditioner):
+    class Recording(ifvb.Preconditioner):
         def direction(self, state, gradient, q):
             seen.append(gradient.clone())
             return torch.ones_like(gradient)
 
     zero = torch.zeros(2, dtype=FLOAT)
-    q = OrthogonalFlow(zero, torch.eye(2, dtype=FLOAT), zero)
+    q = ifvb.OrthogonalFlow(zero, torch.eye(2, dtype=FLOAT), zero)
     lam = q.vector.detach().clone()
-    opt = PreconditionedVI(q, Recording(), 0.1, alpha=0.0, estimator=Pathwise(3), generator=seeded())
+    opt = PreconditionedVI(q, Recording(), 0.1, alpha=0.0, estimator=ifvb.Pathwise(3), generator=seeded())
     opt.step(log_joint)
     assert torch.allclose(q.projected(lam, seen[0]), seen[0])
     assert torch.allclose(q.vector, q.retracted(lam, -0.1 * q.projected(lam, torch.ones_like(lam))))
-    ambient = Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint)).derivative.a
+    ambient = ifvb.Pathwise(3, seeded())(q.at(lam), LogJoint(log_joint)).derivative.a
     assert not torch.allclose(ambient, seen[0], atol=1e-3)
 
 
@@ -522,15 +488,12 @@ def test_gradients_reach_the_preconditioner_along_the_manifold():
 def test_low_cost_mode():
     """Remark 5.1: B = D and S = 1: O(sBD) in all, and it converges."""
     q = gaussian()
-    opt = IFVB(q, 1.0, samples=1, estimator=ControlVariate(4), generator=seeded())
+    opt = IFVB(q, 1.0, samples=1, estimator=ifvb.ControlVariate(4), generator=seeded())
     for _ in range(1500):
         opt.step(log_joint)
     assert float((bound(q.vector.detach()) + 1 + math.log(2)).abs()) < 0.01
     assert opt.gradients + opt.values == 1501 * 4
     assert opt.memory["metric"]["fisher_draws"] == 1500 + 1000
-
-
-# ------------------------------------------------------------------------------------ state
 
 
 @pytest.mark.parametrize("name", PRECONDITIONERS)
@@ -539,9 +502,9 @@ def test_resume_is_bit_equal(name):
 
     def fresh(seed):
         q = gaussian(2, dim=8)
-        rule = Blocks(Recursive(5), [8, 8]) if name == "blocks" else PRECONDITIONERS[name]()
+        rule = ifvb.Blocks(ifvb.Recursive(5), [8, 8]) if name == "blocks" else PRECONDITIONERS[name]()
         opt = PreconditionedVI(
-            q, rule, 0.1, estimator=ControlVariate(10), averaging=Averaging(), momentum=0.5, warmup=20,
+            q, rule, 0.1, estimator=ifvb.ControlVariate(10), averaging=ifvb.Averaging(), momentum=0.5, warmup=20,
             generator=seeded(seed),
         )  # fmt: skip
         return q, opt
@@ -601,8 +564,8 @@ def test_members_of_a_batch_do_not_touch_one_another():
 
     ends = []
     for target in (log_joint, spoiled):
-        q = MeanFieldGaussian(start)
-        opt = IFVB(q, samples=3, warmup=10, estimator=ScoreFunction(10), generator=seeded())
+        q = ifvb.MeanFieldGaussian(start)
+        opt = IFVB(q, samples=3, warmup=10, estimator=ifvb.ScoreFunction(10), generator=seeded())
         with pytest.warns(RejectedStepWarning) if target is spoiled else contextlib.nullcontext():
             for _ in range(3):
                 opt.step(target)
@@ -613,13 +576,12 @@ def test_members_of_a_batch_do_not_touch_one_another():
     assert opt.memory["metric"]["P"].isfinite().all()
 
 
-# ------------------------------------------------------------------------------------ bad input
-
-
 def test_a_step_out_of_the_domain_is_not_taken():
     """(μ, vec Σ) with a step that is too long: λ stays, is counted, and one warning says what to do."""
-    q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
-    opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm(), averaging=Averaging())
+    q = ifvb.VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    opt = PreconditionedVI(
+        q, ifvb.Identity(), 100.0, alpha=0.0, estimator=ifvb.ClosedForm(), averaging=ifvb.Averaging()
+    )
     before = q.vector.detach().clone()
     message = (
         r"AIFVB: a step of size 100 left the domain where Sigma is positive definite or was not finite; q was left as "
@@ -639,8 +601,8 @@ def test_a_step_out_of_the_domain_is_not_taken():
 def test_a_clamp_does_not_hide_an_infinite_step():
     """Beta ends steps at 0.01, but one that is not finite is no step, on either side."""
     for sign in (1.0, -1.0):
-        q = Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
-        opt = PreconditionedVI(q, Identity(), estimator=ClosedForm())
+        q = ifvb.Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
+        opt = PreconditionedVI(q, ifvb.Identity(), estimator=ifvb.ClosedForm())
         with pytest.warns(RejectedStepWarning, match="was not finite"):
             opt.step(lambda lam, sign=sign: sign * math.inf * lam[0] + lam[1])
         assert (q.vector.tolist(), opt.rejections) == ([2.0, 3.0], 1)
@@ -649,8 +611,8 @@ def test_a_clamp_does_not_hide_an_infinite_step():
 def test_a_singular_fisher_matrix_is_not_stepped_along():
     """Two factors of four: I_F is singular at this λ; the exact direction is refused, the block one works."""
     b = torch.tensor([1.0, 0.7, 0.0, 0.0], dtype=FLOAT)
-    q = RankOneGaussian(torch.zeros(4, dtype=FLOAT), b, torch.ones(4, dtype=FLOAT))
-    opt = PreconditionedVI(q, Exact(), estimator=Pathwise(3), generator=seeded())
+    q = ifvb.RankOneGaussian(torch.zeros(4, dtype=FLOAT), b, torch.ones(4, dtype=FLOAT))
+    opt = PreconditionedVI(q, ifvb.Exact(), estimator=ifvb.Pathwise(3), generator=seeded())
     with pytest.warns(RejectedStepWarning, match="or was not finite; q was left as it is"):
         opt.step(log_joint)
     assert opt.rejections == 1
@@ -685,14 +647,14 @@ def test_ranges(arguments, message):
 
 def test_defaults():
     """Pathwise where it exists, a control variate elsewhere; max(2D, 1000) scores first; β = (α - ½)/2."""
-    assert isinstance(IFVB(gaussian()).estimator, Pathwise)
-    assert isinstance(IFVB(Beta(torch.ones(2))).estimator, ControlVariate)
+    assert isinstance(IFVB(gaussian()).estimator, ifvb.Pathwise)
+    assert isinstance(IFVB(ifvb.Beta(torch.ones(2))).estimator, ifvb.ControlVariate)
     zero, eye = torch.zeros(2), torch.eye(2)
-    flow, field = OrthogonalFlow(zero, eye, zero), ModuleFlow(AffineCoupling(2), 2)
-    for q in (VecGaussian(zero, eye), VechGaussian(zero, eye), FlatCholesky(zero, eye), flow, field):
-        assert isinstance(IFVB(q).estimator, Pathwise)
-    for q in (RankOneGaussian(zero, 1 + zero, 1 + zero), LowRankGaussian(zero, eye, 1 + zero)):
-        assert isinstance(IFVB(q).estimator, Pathwise)
+    flow, field = ifvb.OrthogonalFlow(zero, eye, zero), ifvb.ModuleFlow(ifvb.AffineCoupling(2), 2)
+    for q in (ifvb.VecGaussian(zero, eye), ifvb.VechGaussian(zero, eye), ifvb.FlatCholesky(zero, eye), flow, field):
+        assert isinstance(IFVB(q).estimator, ifvb.Pathwise)
+    for q in (ifvb.RankOneGaussian(zero, 1 + zero, 1 + zero), ifvb.LowRankGaussian(zero, eye, 1 + zero)):
+        assert isinstance(IFVB(q).estimator, ifvb.Pathwise)
     averaging = ifvb.AIFVB(gaussian()).averaging
     assert (averaging.metric_at_average, averaging.w, averaging.burn_in) == (True, 2.0, 0)
     for dim, scores in ((400, 1600), (2, 1000)):
@@ -703,14 +665,11 @@ def test_defaults():
     assert (PowerSchedule().alpha, PowerSchedule().offset) == (0.75, 100.0)
 
 
-# ------------------------------------------------------------------------------------ run
-
-
 @pytest.mark.accuracy
 def test_run_keeps_the_best_and_says_why():
     q = gaussian()
-    opt = IFVB(q, estimator=Pathwise(10), generator=seeded())
-    result = run(opt, log_joint, 3000, window=50, patience=100)
+    opt = IFVB(q, estimator=ifvb.Pathwise(10), generator=seeded())
+    result = ifvb.run(opt, log_joint, 3000, window=50, patience=100)
     steps, losses = result.evaluations, [record.loss for record in result.trace]
     assert not result.converged
     assert not bool(result.members_converged)
@@ -734,14 +693,14 @@ def test_run_by_a_monitor():
     ends = []
     for _ in range(2):
         q = gaussian()
-        opt = AIFVB(q, 1.0, estimator=Pathwise(2), generator=seeded(3))
+        opt = AIFVB(q, 1.0, estimator=ifvb.Pathwise(2), generator=seeded(3))
         seen = []
 
         def monitor(q=q, seen=seen):
             seen.append((float((q.vector.detach()[0] - 0.8).abs()), q.vector.detach().clone()))
             return seen[-1][0]
 
-        result = run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
+        result = ifvb.run(opt, log_joint, 400, monitor=monitor, window=1, patience=30)
         best = min(range(len(seen)), key=lambda i: seen[i][0])
         assert not result.converged
         assert result.reason.endswith(f"the best. Its best, {seen[best][0]:.6g} at step {best + 1}, is put back.")
@@ -755,23 +714,23 @@ def test_run_by_a_monitor():
 
 def test_run_that_does_not_converge():
     q = gaussian()
-    result = run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
+    result = ifvb.run(IFVB(q, 0.01, generator=seeded()), log_joint, 20, window=5, patience=50)
     assert not result.converged
     text = r"not converged, because the budget of 20 evaluations is used up \(a best smoothed value of (\S+)\)\. "
     text += r"Raise max_steps\. Its best, (\S+) at step \d+, is put back\. Negative ELBO \S+ after 20 evaluations\."
     found = re.fullmatch(text, str(result))
     assert found[1] == found[2] == f"{result.loss:.6g}"
 
-    q = VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
-    opt = PreconditionedVI(q, Identity(), 100.0, alpha=0.0, estimator=ClosedForm())
+    q = ifvb.VecGaussian(torch.zeros(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT))
+    opt = PreconditionedVI(q, ifvb.Identity(), 100.0, alpha=0.0, estimator=ifvb.ClosedForm())
     with pytest.warns(RejectedStepWarning):
-        result = run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
+        result = ifvb.run(opt, lambda lam: -lam.square().sum(), 100, window=1, patience=10)
     assert not result.converged
     assert "10 of the last 10 steps were not finite or left the domain: use a smaller lr" in result.reason
 
-    opt = PreconditionedVI(gaussian(), Identity(), estimator=ClosedForm())
+    opt = PreconditionedVI(gaussian(), ifvb.Identity(), estimator=ifvb.ClosedForm())
     start = opt.posterior.vector.clone()
-    result = run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
+    result = ifvb.run(opt, bound, 100, monitor=lambda: math.nan, window=1, patience=10)
     assert not result.converged
     assert result.reason == "because the value was never finite: start elsewhere, or use a smaller lr."
     assert torch.equal(opt.posterior.vector, start)
@@ -782,7 +741,7 @@ def test_a_run_of_fewer_steps_than_the_window_stays_where_it_is():
     for make in (IFVB, AIFVB):
         q = gaussian()
         opt, start = make(q, 1.0, generator=seeded()), q.vector.clone()
-        result = run(opt, log_joint, 20)
+        result = ifvb.run(opt, log_joint, 20)
         assert not torch.equal(q.vector, start)
         assert torch.equal(q.vector, opt.average if make is AIFVB else q.vector)
         assert result.loss == result.trace[-1].loss
@@ -797,10 +756,10 @@ def test_run_goes_on_after_a_bad_start():
         seen.append(None)
         return bound(lam) * (torch.nan if len(seen) <= 6 else 1.0)
 
-    opt = PreconditionedVI(q, Exact(), 0.5, alpha=0.0, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Exact(), 0.5, alpha=0.0, estimator=ifvb.ClosedForm())
     start = time.perf_counter()
     with pytest.warns(RejectedStepWarning):
-        result = run(opt, target, 200, window=1, patience=10)
+        result = ifvb.run(opt, target, 200, window=1, patience=10)
     assert result.converged
     assert opt.rejections == result.trace[-1].rejections == 6
     assert result.loss == pytest.approx(1 + math.log(2))
@@ -817,7 +776,7 @@ def test_run_by_a_monitor_without_an_average():
         seen.append(float((q.vector.detach() - 0.2).square().sum()))
         return seen[-1]
 
-    result = run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
+    result = ifvb.run(IFVB(q, samples=3, warmup=20, generator=seeded()), log_joint, 5, monitor=monitor, window=1)
     best = min(range(5), key=lambda i: seen[i])
     assert len(seen) == 5
     assert f"Its best, {seen[best]:.6g} at step {best + 1}, is put back." in result.reason
@@ -827,28 +786,25 @@ def test_run_by_a_monitor_without_an_average():
 
 def test_lower_bound_knows_its_error():
     """h = θ + const under N(0, 1): the mean of n draws has a standard error of 1/√n."""
-    q = MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
-    value, error = lower_bound(q, lambda theta: q.log_prob(theta).detach() + theta[..., 0], 10_000, seeded())
+    q = ifvb.MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
+    value, error = ifvb.lower_bound(q, lambda theta: q.log_prob(theta).detach() + theta[..., 0], 10_000, seeded())
     assert error.item() == pytest.approx(0.01, rel=0.04)
     assert abs(value.item()) < 4.5 * 0.01
-
-
-# ------------------------------------------------------------------------------------ uncertainty of λ
 
 
 @pytest.mark.accuracy
 def test_asymptotic_covariance():
     """I_F⁻¹ Cov(g) I_F⁻¹/s: for h = C the covariance of the gradient is C² I_F/B, so C² I_F⁻¹/(Bs)."""
-    q = MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
-    opt = AIFVB(q, 1e-9, samples=50, c_beta=0.0, estimator=ScoreFunction(4), warmup=10_000, generator=seeded())
+    q = ifvb.MeanFieldGaussian(torch.zeros(2, dtype=FLOAT))
+    opt = AIFVB(q, 1e-9, samples=50, c_beta=0.0, estimator=ifvb.ScoreFunction(4), warmup=10_000, generator=seeded())
     target = lambda theta: torch.distributions.Normal(0.0, 1.0).log_prob(theta).sum(-1) + 3.0  # noqa: E731
     for _ in range(10):
         opt.step(target)
-    covariance = asymptotic_covariance(opt, target, 4000)
+    covariance = ifvb.asymptotic_covariance(opt, target, 4000)
     expected = torch.diag(torch.tensor([9.0, 4.5], dtype=FLOAT)) / (4 * 10)
     assert torch.allclose(covariance, expected, rtol=0.1, atol=0.01)
 
-    theta = marginal_sample(q, covariance, 20_000, seeded(1))
+    theta = ifvb.marginal_sample(q, covariance, 20_000, seeded(1))
     widened = float(theta.var())
     # E exp(2 l) + Var m for l ~ N(0, v)
     assert widened == pytest.approx(math.exp(2 * float(covariance[1, 1])) + float(covariance[0, 0]), rel=0.1)
@@ -856,18 +812,18 @@ def test_asymptotic_covariance():
 
 
 def test_marginal_sample_stays_in_the_domain():
-    q = Beta(torch.tensor([1.0, 1.0], dtype=FLOAT))
-    theta = marginal_sample(q, torch.eye(2, dtype=FLOAT), 500, seeded())
+    q = ifvb.Beta(torch.tensor([1.0, 1.0], dtype=FLOAT))
+    theta = ifvb.marginal_sample(q, torch.eye(2, dtype=FLOAT), 500, seeded())
     assert theta.shape == (500, 1)
     assert bool(((theta > 0) & (theta < 1)).all())
 
 
 def test_marginal_sample_draws_anew_what_fell_outside(monkeypatch):
     """Every λ that θ is drawn at is inside, though a third of a first draw was not; and they spread as asked."""
-    q, asked = Beta(torch.tensor([1.0, 1.0], dtype=FLOAT)), []
+    q, asked = ifvb.Beta(torch.tensor([1.0, 1.0], dtype=FLOAT)), []
     plain = q.sample
     monkeypatch.setattr(q, "sample", lambda n, generator, at: asked.append(at) or plain(n, generator, at))
-    marginal_sample(q, torch.eye(2, dtype=FLOAT), 4000, seeded())
+    ifvb.marginal_sample(q, torch.eye(2, dtype=FLOAT), 4000, seeded())
     (points,) = asked
     assert q.in_domain(points).all()
     # N(1, 1) cut off at 0 has the mean 1 + φ(1)/Φ(1) = 1.2876
@@ -877,10 +833,10 @@ def test_marginal_sample_draws_anew_what_fell_outside(monkeypatch):
 def test_an_exact_gradient_leaves_nothing_open():
     """Cov(g) = 0 wherever λ is, so that two repeats suffice to see it."""
     q = gaussian()
-    opt = AIFVB(q, 0.01, samples=3, warmup=10, estimator=ClosedForm(), generator=seeded())
+    opt = AIFVB(q, 0.01, samples=3, warmup=10, estimator=ifvb.ClosedForm(), generator=seeded())
     opt.step(bound)
     assert gradient_of(bound, opt.average).abs().max() > 0.1
-    assert float(asymptotic_covariance(opt, bound, 2).abs().max()) < 1e-20
+    assert float(ifvb.asymptotic_covariance(opt, bound, 2).abs().max()) < 1e-20
 
 
 def test_documentation():
@@ -902,7 +858,7 @@ def test_documentation():
 def test_on_a_gpu(name):
     """λ, draws and P stay on the device, and the run gets where it gets on the host."""
     q = gaussian(4).to("cuda")
-    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=Pathwise(5), warmup=100)
+    opt = PreconditionedVI(q, PRECONDITIONERS[name](), 2.0, estimator=ifvb.Pathwise(5), warmup=100)
     for _ in range(400):
         opt.step(log_joint)
     held = [part for part in [q.vector, *tree_leaves(dict(opt.state))] if torch.is_tensor(part)]
@@ -916,7 +872,7 @@ def test_a_loss_that_is_divided_by_n(method):
     ends = []
     for scale in (1.0, 50.0):
         q = gaussian()
-        opt = method(q, 0.1, metric=Exact(), step_size=Constant(), loss_scale=scale)
+        opt = method(q, 0.1, metric=ifvb.Exact(), step_size=Constant(), loss_scale=scale)
         ((q.log_prob(torch.ones(1, 2, dtype=FLOAT)) - 3).sum() / scale).backward()
         opt.step()
         ends.append(q.vector.clone())

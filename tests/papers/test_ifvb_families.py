@@ -248,9 +248,6 @@ def test_rank_one_sampling_moments():
     assert ((outer.mean(0) - V).abs() < Z_LIMIT * outer.std(0) / math.sqrt(len(away))).all()
 
 
-# ------------------------------------------------------------------------------------ the flow
-
-
 def free_log_prob(W1, b1, W2, b2, theta):
     """The density of the flow as the function of free matrices whose derivatives Appendix E takes."""
     t = torch.logit(W2.mT @ (theta - b2))
@@ -390,9 +387,6 @@ def test_flow_outside_its_support():
     assert cube.score(torch.tensor([[0.0] * 3, [1.0] * 3], dtype=FLOAT)).isfinite().all()
     assert cube.log_prob(torch.full((1, 3), 1 + 9 * small, dtype=FLOAT)).tolist() == [-math.inf]
     assert float(q.sample(10_000, seeded()).std(0).max()) < 0.5
-
-
-# ------------------------------------------------------------------------------------ what is refused
 
 
 def test_a_start_is_copied():

@@ -8,28 +8,15 @@ import torch
 from helpers import seeded
 from ifvb_parts import PreconditionedVI
 
-from torchngvi import metrics
+from torchngvi import ifvb, metrics
 from torchngvi.errors import InputError
-from torchngvi.ifvb import (
-    NAGVAC,
-    BatchFisher,
-    Blocks,
-    Exact,
-    Identity,
-    MatrixFree,
-    MeanFieldGaussian,
-    PublishedNAGVAC,
-    RankOneGaussian,
-    Recursive,
-    Window,
-)
 
 FLOAT = torch.float64
 
 
 def family(D, *batch):
     """Any family of this size: preconditioners that learn see its shape alone."""
-    return MeanFieldGaussian(torch.zeros(*batch, D, dtype=FLOAT))
+    return ifvb.MeanFieldGaussian(torch.zeros(*batch, D, dtype=FLOAT))
 
 
 def scores(n, D, *batch, seed=0, spread=4.0):
@@ -50,7 +37,7 @@ def absorbed(rule, rows, block, generator=None):
 def test_many_scores_at_once_are_taken_in_pieces():
     """A warm-up of any size: no factorisation of more than some hundred rows."""
     rows = scores(5000, 4, spread=1.0)
-    rule = Recursive(eps=1.0, c_beta=0.0)
+    rule = ifvb.Recursive(eps=1.0, c_beta=0.0)
     assert relative(rule.inverse(absorbed(rule, rows, 5000)), rule.inverse(absorbed(rule, rows, 50))) < 1e-12
 
 
@@ -63,7 +50,7 @@ def relative(a, b):
 def test_t1_recursion_is_the_inverse(D, block):
     """Theorem 4.1 for fixed λ: P is the inverse of εI + Σφφᵀ, whatever the block and with vectors waiting."""
     rows = scores(1500 if D == 300 else 6000, D)
-    rule = Recursive(eps=0.5, c_beta=0.0)
+    rule = ifvb.Recursive(eps=0.5, c_beta=0.0)
     state = absorbed(rule, rows, block)
     H = 0.5 * torch.eye(D, dtype=FLOAT) + rows.mT @ rows
     inverse = rule.inverse(state) / len(rows)
@@ -79,7 +66,7 @@ def test_t1_recursion_is_the_inverse(D, block):
 def test_t1_in_single_precision():
     """After 20,000 updates with eigenvalues from 1 to 10^4."""
     rows = scores(20_000, 50).float()
-    rule = Recursive(eps=1.0, c_beta=0.0)
+    rule = ifvb.Recursive(eps=1.0, c_beta=0.0)
     state = rule.fresh(family(50).float())
     for piece in rows.split(10):
         state = rule.absorb(state, piece, seeded())
@@ -92,7 +79,7 @@ def test_t1_in_single_precision():
 def test_block_equals_sequential(D, c_beta):
     """Remark 4.1: S scores at once are S updates one after the other, their Z included."""
     rows, Z = scores(60, D, spread=1.0), torch.randn(60, D, generator=seeded(5), dtype=FLOAT)
-    rule = Recursive(eps=2.0, c_beta=c_beta, beta=0.2)
+    rule = ifvb.Recursive(eps=2.0, c_beta=c_beta, beta=0.2)
 
     P = torch.eye(D, dtype=FLOAT) / 2.0
     for index, (phi, z) in enumerate(zip(rows, Z, strict=True)):
@@ -123,7 +110,7 @@ def test_t2_bias_of_the_perturbation():
     s, D, runs, eps, c_beta, beta = 2000, 4, 400, 1.0, 0.5, 0.1
     F = torch.diag(torch.tensor([0.2, 0.5, 1.0, 3.0], dtype=FLOAT))
     rows = torch.randn(s, runs, D, generator=seeded(3), dtype=FLOAT) * F.diagonal().sqrt()
-    rule = Recursive(eps=eps, c_beta=c_beta, beta=beta)
+    rule = ifvb.Recursive(eps=eps, c_beta=c_beta, beta=beta)
     H = torch.linalg.inv(rule.inverse(absorbed(rule, rows, 50)))
     excess = H - F
     k = torch.arange(1, s + 1, dtype=FLOAT)
@@ -133,7 +120,7 @@ def test_t2_bias_of_the_perturbation():
     scaled = s**beta * excess.mean(0).diagonal()
     assert ((scaled - c_beta / (1 - beta)).abs() < 4.5 * s**beta * error.diagonal() + 0.005).all()
     # without Z the error is noise, s^{-1/2}
-    rule = Recursive(eps=eps, c_beta=0.0)
+    rule = ifvb.Recursive(eps=eps, c_beta=0.0)
     sizes = []
     for count in (200, 2000):
         state = absorbed(rule, rows[:count], 50)
@@ -144,8 +131,8 @@ def test_t2_bias_of_the_perturbation():
 @pytest.mark.parametrize("Z", [0.0, 0.3])
 def test_limited_memory_with_room_for_all_is_the_recursion(Z):
     rows, g = scores(40, 30, spread=1.0), scores(1, 30, seed=7)[0]
-    kept = MatrixFree(5, eps=2.0, c_beta=Z, beta=0.2, keep=80, warmup=1)
-    dense = Recursive(5, eps=2.0, c_beta=Z, beta=0.2)
+    kept = ifvb.MatrixFree(5, eps=2.0, c_beta=Z, beta=0.2, keep=80, warmup=1)
+    dense = ifvb.Recursive(5, eps=2.0, c_beta=Z, beta=0.2)
     a, b = absorbed(dense, rows, 5), absorbed(kept, rows, 5)
     assert relative(kept.direction(b, g, None), dense.direction(a, g, None)) < 1e-12
 
@@ -154,17 +141,17 @@ def test_limited_memory_by_a_window_is_the_newest_terms_and_the_start():
     """k (εI + Σ φφᵀ)⁻¹ g over the newest k scores, where ρ is such that ε = ρ Σ|φ|²/D."""
     rows, g, eps, k = scores(40, 30, spread=1.0), scores(1, 30, seed=7)[0], 2.0, 12
     newest = rows[-k:]
-    window = Window(k, 4, rho=eps * 30 / float(newest.square().sum()))
+    window = ifvb.Window(k, 4, rho=eps * 30 / float(newest.square().sum()))
     expected = k * torch.linalg.solve(eps * torch.eye(30, dtype=FLOAT) + newest.mT @ newest, g)
     assert relative(window.direction(absorbed(window, rows, 4), g, None), expected) < 1e-12
-    recursion = Recursive(4, eps=eps, c_beta=0.0)  # which has seen these alone
+    recursion = ifvb.Recursive(4, eps=eps, c_beta=0.0)  # which has seen these alone
     assert relative(recursion.direction(absorbed(recursion, newest, 4), g, None), expected) < 1e-12
 
 
 def test_matrix_free_with_vectors_dropped():
     """Positive definite, and not the inverse of what remains."""
     rows = scores(40, 20, spread=1.0)
-    rule = MatrixFree(2, eps=1.0, c_beta=0.0, keep=10)
+    rule = ifvb.MatrixFree(2, eps=1.0, c_beta=0.0, keep=10)
     state = absorbed(rule, rows, 2)
     assert state["V"].shape == (10, 20)
     P = rule.inverse(state) / 40
@@ -176,21 +163,21 @@ def test_matrix_free_with_vectors_dropped():
 def test_lambda_max_is_bounded_by_the_perturbation():
     """λ_max of t P is below t^β/(c_β (1 - β)..): O(t^β) where no score was ever seen, and t/ε without Z."""
     silent = torch.zeros(3000, 4, dtype=FLOAT)
-    with_z = Recursive(eps=1.0, c_beta=0.5, beta=0.1)
+    with_z = ifvb.Recursive(eps=1.0, c_beta=0.5, beta=0.1)
     largest = []
     for count in (300, 3000):
         state = absorbed(with_z, silent[:count], 10)
         largest.append(float(torch.linalg.eigvalsh(with_z.inverse(state))[-1]))
     assert largest[1] == pytest.approx(3000**0.1 * 0.9 / 0.5, rel=0.15)
     assert largest[1] / largest[0] == pytest.approx(10**0.1, rel=0.15)
-    without = Recursive(eps=1.0, c_beta=0.0)
+    without = ifvb.Recursive(eps=1.0, c_beta=0.0)
     assert float(without.inverse(absorbed(without, silent, 10))[0, 0]) == pytest.approx(3000.0)
 
 
 def test_scale_of_the_scores_sets_eps_and_c_beta():
     """Rescaled scores give a rescaled inverse, where eps and c_beta are left to them."""
     rows = scores(50, 6, spread=1.0)
-    rule = Recursive()
+    rule = ifvb.Recursive()
     a, b = (rule.inverse(absorbed(rule, factor * rows, 10)) for factor in (1.0, 10.0))
     assert relative(100 * b, a) < 1e-10
     first = rows[:10].square().mean()
@@ -198,15 +185,15 @@ def test_scale_of_the_scores_sets_eps_and_c_beta():
     weight = 0.03 * first * torch.arange(1, 11, dtype=FLOAT) ** -0.1
     H = first * torch.eye(6, dtype=FLOAT) + rows[:10].mT @ rows[:10] + (weight * Z.mT) @ Z
     assert relative(rule.inverse(absorbed(rule, rows[:10], 10)), 10 * torch.linalg.inv(H)) < 1e-10
-    state = absorbed(Recursive(c_beta=0.0), rows, 10)
-    H = torch.linalg.inv(Recursive(c_beta=0.0).inverse(state)) * 50
+    state = absorbed(ifvb.Recursive(c_beta=0.0), rows, 10)
+    H = torch.linalg.inv(ifvb.Recursive(c_beta=0.0).inverse(state)) * 50
     assert relative(H, first * torch.eye(6, dtype=FLOAT) + rows.mT @ rows) < 1e-10
 
 
 @pytest.mark.parametrize("block", [1, 3])
 def test_scores_beyond_the_range_are_not_absorbed(block):
     """Finite, with squares that overflow: no factor, so that the sum stays as it was."""
-    for rule in (Recursive(eps=1.0, c_beta=0.0), MatrixFree(eps=1.0, c_beta=0.0)):
+    for rule in (ifvb.Recursive(eps=1.0, c_beta=0.0), ifvb.MatrixFree(eps=1.0, c_beta=0.0)):
         state = absorbed(rule, scores(6, 4, spread=1.0), block)
         before = rule.inverse(state) / 6
         state = rule.absorb(state, torch.full((block, 4), 1e200, dtype=FLOAT), seeded())
@@ -224,9 +211,9 @@ def test_plain_batch_fisher_is_singular():
     rows = scores(5, 12)
     assert int(torch.linalg.matrix_rank(rows.mT @ rows)) == 5
     with pytest.raises(InputError, match=r"5 scores give a Fisher matrix of rank 5 at most, singular for D = 12"):
-        BatchFisher(5, 0.0).fresh(family(12))
+        ifvb.BatchFisher(5, 0.0).fresh(family(12))
     rows, g = scores(40, 12), scores(1, 12, seed=8)[0]
-    rule = BatchFisher(40, 0.0)
+    rule = ifvb.BatchFisher(40, 0.0)
     assert relative(rule.direction(absorbed(rule, rows, 40), g, None), damped(rows, 0.0, g)) < 1e-9
     singular = torch.zeros(40, 12, dtype=FLOAT)
     assert rule.direction(absorbed(rule, singular, 40), g, None).isnan().all()
@@ -234,8 +221,8 @@ def test_plain_batch_fisher_is_singular():
 
 def test_blocks_of_a_product_are_exact():
     """A mean-field Gaussian: blocks and the whole tend to the same closed form."""
-    q = MeanFieldGaussian(torch.tensor([0.0, 1.0, 0.5, -1.0], dtype=FLOAT))
-    rule = Blocks(Recursive(eps=1.0, c_beta=0.0), [1, 1, 1, 1])
+    q = ifvb.MeanFieldGaussian(torch.tensor([0.0, 1.0, 0.5, -1.0], dtype=FLOAT))
+    rule = ifvb.Blocks(ifvb.Recursive(eps=1.0, c_beta=0.0), [1, 1, 1, 1])
     state = rule.fresh(q)
     state = rule.absorb(state, q.score(q.sample(20_000, seeded())).detach(), seeded())
     g = torch.ones(4, dtype=FLOAT)
@@ -243,13 +230,13 @@ def test_blocks_of_a_product_are_exact():
 
 
 def test_exact_identity_and_nagvac_ask_the_family():
-    q = RankOneGaussian(*(torch.tensor(row, dtype=FLOAT) for row in ([0, 0, 0], [1, 2, 1], [1, 1, 2])))
+    q = ifvb.RankOneGaussian(*(torch.tensor(row, dtype=FLOAT) for row in ([0, 0, 0], [1, 2, 1], [1, 1, 2])))
     g = torch.arange(1.0, 10.0, dtype=FLOAT)
     for rule, expected in (
-        (Identity(), g),
-        (Exact(), q.exact_fisher_solve(g)),
-        (NAGVAC(), q.block_fisher_solve(g)),
-        (PublishedNAGVAC(), q.published_block_solve(g)),
+        (ifvb.Identity(), g),
+        (ifvb.Exact(), q.exact_fisher_solve(g)),
+        (ifvb.NAGVAC(), q.block_fisher_solve(g)),
+        (ifvb.PublishedNAGVAC(), q.published_block_solve(g)),
     ):
         assert torch.equal(rule.direction(rule.fresh(q), g, q), expected)
         assert (rule.samples, rule.remembers) == (0, False)
@@ -263,9 +250,9 @@ def test_memory_is_asked_for_before_it_is_taken(monkeypatch):
         r"free. Use Blocks, Window or BatchFisher"
     )
     with pytest.raises(InputError, match=message):
-        PreconditionedVI(family(10_000), Recursive())
-    Recursive().fresh(family(100))
-    assert Blocks(Recursive(), [1000] * 10).fresh(family(10_000)).keys() == {str(i) for i in range(10)}
+        PreconditionedVI(family(10_000), ifvb.Recursive())
+    ifvb.Recursive().fresh(family(100))
+    assert ifvb.Blocks(ifvb.Recursive(), [1000] * 10).fresh(family(10_000)).keys() == {str(i) for i in range(10)}
 
 
 def test_free_memory_is_the_least_that_is_known(monkeypatch):
@@ -282,7 +269,7 @@ def test_free_memory_is_the_least_that_is_known(monkeypatch):
 
 def test_rounding_does_not_add_up_in_the_inverse():
     """P is made symmetric again by every 32 blocks, in strips of 128 rows."""
-    rule = Recursive(10, c_beta=0.0)  # ten scores of 150 are a block
+    rule = ifvb.Recursive(10, c_beta=0.0)  # ten scores of 150 are a block
     rows = scores(10, 150, spread=1.0)
     state = absorbed(rule, rows, 10)
     state["P"][0, -1] += 1e-6
@@ -295,5 +282,5 @@ def test_rounding_does_not_add_up_in_the_inverse():
 
 def test_defaults_of_the_damped_matrices():
     """Fifty scores and a damping of a hundredth of the mean eigenvalue, which is level with a tuned IFVB."""
-    assert (BatchFisher().samples, BatchFisher().rho) == (50, 0.01)
-    assert (Window().keep, Window().samples, Window().rho) == (100, 10, 0.01)
+    assert (ifvb.BatchFisher().samples, ifvb.BatchFisher().rho) == (50, 0.01)
+    assert (ifvb.Window().keep, ifvb.Window().samples, ifvb.Window().rho) == (100, 10, 0.01)

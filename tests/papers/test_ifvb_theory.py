@@ -14,25 +14,6 @@ from examples.papers.godichon2023 import problems
 from examples.papers.godichon2023.problems import COIN, NORMAL_START, coin_bound, normal_bound, poisson_data
 from torchngvi import VN, CholeskyGaussian, GeneralizedLinear, LogJoint, fit, ifvb
 from torchngvi.errors import InputError, RejectedStepWarning
-from torchngvi.ifvb import (
-    Adam,
-    BatchFisher,
-    Beta,
-    Blocks,
-    ClosedForm,
-    ControlVariate,
-    Exact,
-    FlatCholesky,
-    Identity,
-    MatrixFree,
-    MeanFieldGaussian,
-    NormalInverseGamma,
-    Pathwise,
-    Recursive,
-    ScoreFunction,
-    VecGaussian,
-    asymptotic_covariance,
-)
 from torchngvi.stepsizes import PowerSchedule
 from torchngvi.theory.godichon2023 import check_exponents
 
@@ -44,15 +25,12 @@ def hessian_of(function, lam):
     return torch.autograd.functional.hessian(function, lam)
 
 
-# ------------------------------------------------------------------------------------ Theorems 5.1 to 5.3
-
-
 def benchmark(constant, draws, steps, seed):
     """Target N(0, 1), q = N(m, e^{2l}), log p(y) = C: at λ* = 0 the integrand is C and Σ = C² I_F, I_F = diag(1, 2)."""
-    q = MeanFieldGaussian(torch.full((REPLICATES, 2), 0.1, dtype=FLOAT))
+    q = ifvb.MeanFieldGaussian(torch.full((REPLICATES, 2), 0.1, dtype=FLOAT))
     opt = AIFVB(
         q, 1.0, alpha=0.75, offset=200.0, samples=1, eps=10.0, c_beta=0.1, beta=0.1, warmup=0,
-        radius=None, estimator=ScoreFunction(draws), generator=seeded(seed),
+        radius=None, estimator=ifvb.ScoreFunction(draws), generator=seeded(seed),
     )  # fmt: skip
 
     def log_joint(theta):
@@ -127,7 +105,7 @@ def test_t7_central_limit(one_draw):
     opt, log_joint, squares = one_draw
     assert limit_test(squares[4000][0], 1.0, 1, 4000)
     assert not limit_test(2 * squares[4000][0], 1.0, 1, 4000)
-    covariance = asymptotic_covariance(opt, log_joint, 400)
+    covariance = ifvb.asymptotic_covariance(opt, log_joint, 400)
     inside = opt.average.abs() < 1.96 * covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     share = inside.double().mean(0)  # 0.95, less a point for the inflation of the weights
     assert ((share > 0.95 - 0.012 - 4.5 * math.sqrt(0.05 * 0.95 / REPLICATES)) & (share < 0.98)).all()
@@ -144,11 +122,11 @@ def test_t7_scales_with_the_constant_and_the_draws():
 
 def test_t8_hessian_identity():
     """Appendix C: ∇²L = I_F + ∫ ∇²q (log q - log p); the last term vanishes where q is the posterior."""
-    assert torch.allclose(-hessian_of(coin_bound, COIN), Beta(COIN).fisher(), rtol=1e-5)
+    assert torch.allclose(-hessian_of(coin_bound, COIN), ifvb.Beta(COIN).fisher(), rtol=1e-5)
     lam = torch.tensor([5.0, 45.0], dtype=FLOAT)
     x = torch.special.expit(torch.linspace(-14, 8, 40_001, dtype=FLOAT))[:, None]  # a grid in logit θ
     weight = 22 / 40_000 * (x * (1 - x))[:, 0]
-    q = Beta(lam)
+    q = ifvb.Beta(lam)
 
     def integral(lam):
         log_ratio = (q.log_prob(x) - problems.coin_log_joint(x) + coin_bound(COIN)).detach()
@@ -161,13 +139,11 @@ def test_t8_hessian_identity():
     assert torch.allclose(torch.linalg.eigvalsh(right), torch.tensor([-0.0239, 0.194], dtype=FLOAT), rtol=5e-3)
 
 
-# ------------------------------------------------------------------------------------ Example 1
-
 STARTS = {"(5, 45)": [5.0, 45.0], "(25, 25)": [25.0, 25.0]}
 
 
 def coin(start, *batch):
-    return Beta(torch.tensor(STARTS[start], dtype=FLOAT).expand(*batch, 2))
+    return ifvb.Beta(torch.tensor(STARTS[start], dtype=FLOAT).expand(*batch, 2))
 
 
 def error_of(lam):
@@ -188,7 +164,7 @@ def test_example_1_bound(start, kl):
 def test_example_1_exact_natural_gradient(start, error):
     """The error after K steps of 1/(1 + k) is the first over K + 1."""
     q = coin(start)
-    opt = PreconditionedVI(q, Exact(), alpha=1.0, offset=1.0, radius=None, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Exact(), alpha=1.0, offset=1.0, radius=None, estimator=ifvb.ClosedForm())
     first = float(error_of(q.vector))
     for step in range(1, 873):
         opt.step(coin_bound)
@@ -202,7 +178,7 @@ def test_example_1_exact_natural_gradient(start, error):
 def test_example_1_ordinary_gradient_stalls(start, stall):
     """Steps 1/(1 + k) along I_F (λ* - λ) until the mean change is 1e-5: nowhere near (58, 144)."""
     q = coin(start)
-    opt = PreconditionedVI(q, Identity(), alpha=1.0, offset=1.0, estimator=ClosedForm())
+    opt = PreconditionedVI(q, ifvb.Identity(), alpha=1.0, offset=1.0, estimator=ifvb.ClosedForm())
     a, b = STARTS[start]
     for step in range(1, 40_000):
         shared = polygamma(1, a + b) * (58 - a + 144 - b)
@@ -222,7 +198,7 @@ def test_example_1_ordinary_gradient_stalls(start, stall):
 def test_example_1_recursion_as_run():
     """10/(1 + k)^α, S = 10, c_β = 0, ε = 100: medians 104.8/74.4, average 103.4/62.2, its iterate 98.7/40.6."""
     settings = {"offset": 1.0, "samples": 10, "eps": 100.0, "c_beta": 0.0, "warmup": 0, "radius": None}
-    settings["estimator"] = ClosedForm()
+    settings["estimator"] = ifvb.ClosedForm()
     q, other = coin("(5, 45)", 9), coin("(5, 45)", 9)
     plain = IFVB(q, 10.0, alpha=0.8, generator=seeded(0), **settings)
     averaged = AIFVB(other, 10.0, alpha=0.55, generator=seeded(1), **settings)
@@ -241,7 +217,7 @@ def test_example_1_perturbation_that_swamps():
     q = coin("(5, 45)", 5)
     opt = IFVB(
         q, 10.0, alpha=0.8, offset=1.0, samples=10, eps=100.0, c_beta=1.0, beta=0.1, warmup=0, radius=None,
-        estimator=ClosedForm(), generator=seeded(),
+        estimator=ifvb.ClosedForm(), generator=seeded(),
     )  # fmt: skip
     for step in range(1, 1001):
         opt.step(coin_bound)
@@ -261,9 +237,6 @@ def test_example_1_by_default(start):
     assert float((coin_bound(COIN) - coin_bound(q.vector.detach())).max()) < 1.5
 
 
-# ------------------------------------------------------------------------------------ Example 2
-
-
 def test_example_2_bound_and_optimum():
     optimum = problems.normal_optimum()
     golden = torch.tensor([9.670023, 0.3090366, 6.0, 18.599676], dtype=FLOAT)
@@ -273,7 +246,7 @@ def test_example_2_bound_and_optimum():
     lam = optimum.requires_grad_()
     assert float(torch.autograd.grad(normal_bound(lam), lam)[0].abs().max()) < 1e-10
     # and E_q[h] by Monte Carlo
-    q = NormalInverseGamma(NORMAL_START)
+    q = ifvb.NormalInverseGamma(NORMAL_START)
     theta = q.sample(200_000, seeded())
     h = (problems.normal_log_joint(theta) - q.log_prob(theta)).detach()
     assert abs(float(h.clamp_min(-1e4).mean()) + 33.247572) < 0.5  # heavy tails: a = 1
@@ -299,12 +272,12 @@ def test_example_2_runs():
         "ifvb": lambda q, **k: IFVB(q, 10.0, samples=10, c_beta=0.01, **as_run, **k),
         "aifvb": lambda q, **k: AIFVB(q, 10.0, samples=20, c_beta=0.001, **as_run, **k),
         "better": lambda q, **k: IFVB(q, 1.0, **better, **k),
-        "batch": lambda q, **k: PreconditionedVI(q, BatchFisher(50), **k),
-        "exact": lambda q, **k: PreconditionedVI(q, Exact(), **k),
-        "adam": lambda q, **k: PreconditionedVI(q, Adam(), **k),
+        "batch": lambda q, **k: PreconditionedVI(q, ifvb.BatchFisher(50), **k),
+        "exact": lambda q, **k: PreconditionedVI(q, ifvb.Exact(), **k),
+        "adam": lambda q, **k: PreconditionedVI(q, ifvb.Adam(), **k),
     }.items():
-        q = NormalInverseGamma(NORMAL_START.expand(5, 4))
-        opt = build(q, estimator=ControlVariate(1000), generator=seeded(1))
+        q = ifvb.NormalInverseGamma(NORMAL_START.expand(5, 4))
+        opt = build(q, estimator=ifvb.ControlVariate(1000), generator=seeded(1))
         for _ in range(100):
             opt.step(problems.normal_log_joint)
         ends[name] = float(normal_bound(q.vector if name != "aifvb" else opt.average).median().detach())
@@ -313,9 +286,6 @@ def test_example_2_runs():
     assert ends["exact"] > -24.803
     assert ends["exact"] > ends["batch"] > ends["ifvb"] > ends["adam"]
     assert ends["better"] > ends["ifvb"]
-
-
-# ------------------------------------------------------------------------------------ Example 3
 
 
 @pytest.mark.parametrize(("seed", "bound"), [(0, -276.50108), (1, -276.22602)])
@@ -374,7 +344,7 @@ def test_example_3_gradients():
         got = model.gradients(mean, A)
         assert torch.allclose(got[0], expected[0])
         assert torch.allclose(got[1], 0.5 * (expected[1] + expected[1].mT))
-        q = FlatCholesky(mean, 0.01 * A)
+        q = ifvb.FlatCholesky(mean, 0.01 * A)
         theta = q.sample(100_000, seeded())
         h = model.log_joint(theta) - q.log_prob(theta)
         z = (h.mean() - model.bound(mean, 0.01 * A)) / (h.std() / math.sqrt(len(h)))
@@ -388,7 +358,7 @@ def test_example_3_recommended():
 
     def fresh():
         zero, eye = torch.zeros(24, 3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)
-        return FlatCholesky(zero, 0.01 * eye.expand(24, 3, 3))
+        return ifvb.FlatCholesky(zero, 0.01 * eye.expand(24, 3, 3))
 
     q, other, rival = fresh(), fresh(), fresh()
 
@@ -404,12 +374,12 @@ def test_example_3_recommended():
         "beta": 0.1,
         "warmup": 1000,
         "radius": None,
-        "estimator": ClosedForm(),
+        "estimator": ifvb.ClosedForm(),
     }
     plain = IFVB(q, generator=seeded(0), **settings)
     averaged = AIFVB(other, generator=seeded(1), **settings)
     damped = PreconditionedVI(
-        rival, BatchFisher(50), offset=1000.0, radius=None, estimator=ClosedForm(), generator=seeded(2)
+        rival, ifvb.BatchFisher(50), offset=1000.0, radius=None, estimator=ifvb.ClosedForm(), generator=seeded(2)
     )
     golden = {10: (-829.8, -898.5), 100: (-278.7, -321.1), 500: (-276.522, -277.24)}
     tolerance = {10: 6.0, 100: 1.0, 500: 0.1}
@@ -431,14 +401,14 @@ def test_example_3_as_printed_leaves_the_cone():
     model = poisson_data(0)
 
     def bound(lam):
-        mean, covariance = VecGaussian(torch.zeros(3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)).parts(lam)
+        mean, covariance = ifvb.VecGaussian(torch.zeros(3, dtype=FLOAT), torch.eye(3, dtype=FLOAT)).parts(lam)
         return model.bound(mean, covariance)
 
     for eps, rejected in ((1.0, 1), (1e5, 0)):
-        q = VecGaussian(torch.zeros(4, 3, dtype=FLOAT), (0.01 * torch.eye(3, dtype=FLOAT)).expand(4, 3, 3))
+        q = ifvb.VecGaussian(torch.zeros(4, 3, dtype=FLOAT), (0.01 * torch.eye(3, dtype=FLOAT)).expand(4, 3, 3))
         opt = IFVB(
             q, offset=1000.0, samples=1, eps=eps, c_beta=1.0, beta=0.1, warmup=0, radius=None,
-            estimator=ClosedForm(), generator=seeded(),
+            estimator=ifvb.ClosedForm(), generator=seeded(),
         )  # fmt: skip
         if rejected:
             with pytest.warns(RejectedStepWarning, match="Sigma is positive definite"):
@@ -456,11 +426,8 @@ def test_problems_are_repeatable():
     assert np.array_equal(problems.normal_gibbs(5, 5, 3), problems.normal_gibbs(5, 5, 3))
 
 
-# ------------------------------------------------------------------------------------ exponents
-
-
-@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: Blocks(metric, [2, 2])])
-@pytest.mark.parametrize("kind", [Recursive, MatrixFree])
+@pytest.mark.parametrize("wrap", [lambda metric: metric, lambda metric: ifvb.Blocks(metric, [2, 2])])
+@pytest.mark.parametrize("kind", [ifvb.Recursive, ifvb.MatrixFree])
 def test_beta_and_alpha_go_together(kind, wrap):
     """Each in its own range, and not both: the bound is open."""
     text = "beta must lie in (0, alpha - 1/2), here (0, 0.1); got {}. Use Recursive(beta=0.05), or a larger alpha."
@@ -469,7 +436,7 @@ def test_beta_and_alpha_go_together(kind, wrap):
             check_exponents(PowerSchedule(0.6), wrap(kind(beta=beta)))
         check_exponents(PowerSchedule(0.6), wrap(kind(beta=beta, c_beta=0.0)))  # no Z terms, no beta
     check_exponents(PowerSchedule(0.6), wrap(kind(beta=0.09)))
-    check_exponents(PowerSchedule(0.6), Exact())
+    check_exponents(PowerSchedule(0.6), ifvb.Exact())
     with pytest.raises(InputError, match=r"here \(0, 0\.25\); got 0\.25\."):
         check_exponents(PowerSchedule(0.75), wrap(kind(beta=0.25)))
 
@@ -477,12 +444,12 @@ def test_beta_and_alpha_go_together(kind, wrap):
 @pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
 def test_a_run_asks_for_both(method):
     """Where the schedule is known; the method with another metric is free in its steps."""
-    q = MeanFieldGaussian(torch.zeros(4, dtype=torch.float64))
-    opt = method(q, metric=Recursive(2, beta=0.3, warmup=4))
+    q = ifvb.MeanFieldGaussian(torch.zeros(4, dtype=torch.float64))
+    opt = method(q, metric=ifvb.Recursive(2, beta=0.3, warmup=4))
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, PowerSchedule(0.75))
     with pytest.raises(InputError, match=r"^beta must lie in \(0, alpha - 1/2\), here \(0, 0\.25\); got 0\.3\."):
         ifvb.run(opt, lambda theta: -theta.square().sum(-1), 2, schedule=schedule)
-    free = ifvb.PreconditionedVI(q, Recursive(2, beta=0.3, warmup=4))
+    free = ifvb.PreconditionedVI(q, ifvb.Recursive(2, beta=0.3, warmup=4))
     schedule = torch.optim.lr_scheduler.LambdaLR(free, PowerSchedule(0.75))
     ifvb.run(free, lambda theta: -theta.square().sum(-1), 2, schedule=schedule)
 
@@ -490,11 +457,11 @@ def test_a_run_asks_for_both(method):
 def test_the_covariance_of_the_average_falls_with_the_steps():
     """Cov = F⁻¹ Cov(g) F⁻¹ / s after s steps: the same gradients after four times as many say a quarter."""
     target, found = LogJoint(lambda theta: -0.5 * (theta - 1).square().sum(-1)), []
-    opt = ifvb.AIFVB(MeanFieldGaussian(torch.ones(2)), 0.01, estimator=Pathwise(3))
+    opt = ifvb.AIFVB(ifvb.MeanFieldGaussian(torch.ones(2)), 0.01, estimator=ifvb.Pathwise(3))
     opt.step(target)
     for steps in (1, 4):
         opt.memory["averaging"]["steps"] = steps
         torch.manual_seed(0)
-        found.append(asymptotic_covariance(opt, target, repeats=20))
+        found.append(ifvb.asymptotic_covariance(opt, target, repeats=20))
     assert bool((found[0].diagonal() > 0).all())
     assert torch.allclose(found[0], 4 * found[1], rtol=1e-5)

@@ -176,9 +176,6 @@ class TestMatrices:
             unbiased(scores[:, :, None] * scores[:, None], reference.root_fisher(root))
 
 
-# ------------------------------------------------------------------------------- one draw
-
-
 class TestGoldenValues:
     """Λ = [[2, 0], [1, 3]], z = (1, -1), ∇ log p = (0.5, -1), m = 0."""
 
@@ -518,9 +515,6 @@ class TestPathDerivative:
             assert bool(torch.linalg.eigvalsh(other.precision).min() > 0)
 
 
-# ------------------------------------------------------------------------------- momentum
-
-
 def packets(q, count):
     """Changes that belong to no model: dense, or a triangle, as the coordinates have it."""
     for step in range(count):
@@ -846,9 +840,6 @@ class TestSlopeStop:
         assert self.run([1.0, 1.0, float("nan"), 1.0, 1.0], block=1)[0] is None
         assert self.run([1.0, 1.0, -math.inf, 1.0, 1.0], block=1)[0] is None
         assert self.run([-math.inf, 1.0, 1.0, 1.0], block=1)[0] == 4
-
-
-# ------------------------------------------------------------------------------- theorem 3
 
 
 class TestTheorem3:

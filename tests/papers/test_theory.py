@@ -13,31 +13,16 @@ import torch
 from helpers import DTYPE, EXACT, IDENTITY, close, every, framed_packet, randn, random_root, vec
 
 from examples.papers import kumar2025_steps as theory
-from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit
+from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, fit, rules
 from torchngvi.adapters.flows import natural_gradient_flow
 from torchngvi.diagnostics import Extremes
 from torchngvi.expectations import Quadrature
 from torchngvi.interfaces import Raw
 from torchngvi.numerics.gaussian_integrals import softplus
 from torchngvi.optim import NaturalGradientVI
-from torchngvi.rules import (
-    SVGD,
-    BuresWasserstein,
-    CenteredSVGD,
-    CovarianceGradient,
-    Geodesic,
-    NaturalGradient,
-    Retraction,
-    RootGradient,
-    SymmetricRoot,
-    VariationalNewton,
-)
 from torchngvi.stepsizes import Constant
 
-SRVN, VN = NaturalGradient, VariationalNewton
-
-
-# ----------------------------------------------------------------------------------- random problems
+SRVN, VN = rules.NaturalGradient, rules.VariationalNewton
 
 
 class Problems:
@@ -184,9 +169,6 @@ class TestConvexity:
         distance2 = (0.99 * first.scale_tril).square().sum((-2, -1))
         sag = (L(first) + L(second)) / 2 - L(middle)
         assert float((sag > problems.M * distance2 / 8).to(DTYPE).mean()) > 0.5
-
-
-# ------------------------------------------------------------------------------------ Fisher matrices
 
 
 def lower_entries(dim):
@@ -359,14 +341,14 @@ class TestQuadratics:
     RATES = {  # of the mean and of V, a step of ρ from V = γ/a (section 2.1)
         VN: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
         SRVN: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
-        SymmetricRoot: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
-        Retraction: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
-        Geodesic: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
-        BuresWasserstein: lambda a, rho, gamma: (1 - rho * a, 1 - 2 * rho * a),
-        CovarianceGradient: lambda a, rho, gamma: (1 - rho * a, 1 - rho * a**2 / (2 * gamma)),
-        RootGradient: lambda a, rho, gamma: (1 - rho * a, 1 - 2 * rho * a),
-        CenteredSVGD: lambda a, rho, gamma: (1 - rho * a, torch.ones_like(a) - 2 * gamma * rho),
-        SVGD: lambda a, rho, gamma: (1 - rho * a, torch.ones_like(a) - 2 * gamma * rho),  # where m* = 0
+        rules.SymmetricRoot: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
+        rules.Retraction: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
+        rules.Geodesic: lambda a, rho, gamma: (1 - gamma * rho, 1 - gamma * rho),
+        rules.BuresWasserstein: lambda a, rho, gamma: (1 - rho * a, 1 - 2 * rho * a),
+        rules.CovarianceGradient: lambda a, rho, gamma: (1 - rho * a, 1 - rho * a**2 / (2 * gamma)),
+        rules.RootGradient: lambda a, rho, gamma: (1 - rho * a, 1 - 2 * rho * a),
+        rules.CenteredSVGD: lambda a, rho, gamma: (1 - rho * a, torch.ones_like(a) - 2 * gamma * rho),
+        rules.SVGD: lambda a, rho, gamma: (1 - rho * a, torch.ones_like(a) - 2 * gamma * rho),  # where m* = 0
     }
 
     @pytest.mark.parametrize("rule", RATES, ids=lambda rule: rule.__name__)
@@ -407,16 +389,13 @@ class TestQuadratics:
         q, alpha, distances = CholeskyGaussian(2, mean=2.0, scale=3.0, dtype=DTYPE), 0.2, []
         for _ in range(60):
             e = framed_packet(q.mean, A)._replace(derivative=Raw(A @ q.mean, A))
-            new, ok = q.moved(BuresWasserstein()(q, e).at(every(alpha, ())))
+            new, ok = q.moved(rules.BuresWasserstein()(q, e).at(every(alpha, ())))
             q.assign(new, ok)
             # diagonal covariances: W2² = |m|² + Σ(√V - √V*)²
             distances.append(float((q.mean.square().sum() + (q.stddev - A.diagonal().rsqrt()).square().sum()).sqrt()))
         ratios = [b / a for a, b in zip(distances, distances[1:], strict=False)]
         assert max(ratios) < 1
         assert ratios[-1] == pytest.approx(1 - alpha * 0.5, abs=1e-3)
-
-
-# ------------------------------------------------------------------------------------------ Theorem 2
 
 
 def sound_step(problems, q, rule=SRVN, share=0.2):

@@ -9,26 +9,8 @@ import pytest
 import torch
 from helpers import seeded
 
-from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NaturalGradientVI, fit
+from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NaturalGradientVI, fit, ifvb
 from torchngvi.errors import InputError, PairError
-from torchngvi.ifvb import (
-    IFVB,
-    AffineCoupling,
-    BatchFisher,
-    Beta,
-    ClosedForm,
-    Exact,
-    FlatCholesky,
-    LowerBound,
-    LowRankGaussian,
-    MeanFieldGaussian,
-    ModuleFlow,
-    NormalInverseGamma,
-    Pathwise,
-    PreconditionedVI,
-    RankOneGaussian,
-    Recursive,
-)
 from torchngvi.methods import RootGD
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, Shortest
@@ -39,7 +21,7 @@ FLOAT = torch.float64
 
 
 def field(*batch):
-    return MeanFieldGaussian(torch.full((*batch, 4), 0.3, dtype=FLOAT))
+    return ifvb.MeanFieldGaussian(torch.full((*batch, 4), 0.3, dtype=FLOAT))
 
 
 def log_joint(theta):
@@ -51,13 +33,10 @@ def bound(lam):
     return (log_sd - (mean - 1).square() - (2 * log_sd).exp()).sum(-1)
 
 
-# ------------------------------------------------------------------------------------ the posterior
-
-
 def test_conversion_keeps_the_tensors():
     """`.float()` in place: the optimizer goes on with the λ that it holds, its state converted."""
     q = field()
-    opt = IFVB(q, 0.1, metric=Recursive(5, warmup=20), estimator=Pathwise(5))
+    opt = ifvb.IFVB(q, 0.1, metric=ifvb.Recursive(5, warmup=20), estimator=ifvb.Pathwise(5))
     opt.step(log_joint)
     vector = q.vector
     q.float()
@@ -71,9 +50,9 @@ def test_conversion_keeps_the_tensors():
 def test_exact_natural_gradients_need_no_metric():
     """`NaturalGradient` alone is the metric `Exact`, KL radius included."""
     ends = []
-    for rule, metric in ((NaturalGradient(), None), (RootGradient(), Exact())):
+    for rule, metric in ((NaturalGradient(), None), (RootGradient(), ifvb.Exact())):
         q = field()
-        opt = NaturalGradientVI(q, rule, 0.5, step_size=KLRadius(0.01), estimator=ClosedForm(), metric=metric)
+        opt = NaturalGradientVI(q, rule, 0.5, step_size=KLRadius(0.01), estimator=ifvb.ClosedForm(), metric=metric)
         opt.step(bound)
         ends.append((q.vector.clone(), opt.last.rho))
     assert torch.allclose(ends[0][0], ends[1][0], rtol=1e-14)
@@ -83,14 +62,14 @@ def test_exact_natural_gradients_need_no_metric():
 
 def test_steps_by_trial():
     """A bound that is known has values to compare: no step to choose, and the end is exact."""
-    q = Beta(torch.tensor([5.0, 45.0], dtype=FLOAT))
+    q = ifvb.Beta(torch.tensor([5.0, 45.0], dtype=FLOAT))
     posterior = torch.distributions.Beta(*torch.tensor([58.0, 144.0], dtype=FLOAT))
 
     def known(lam):
         return -torch.distributions.kl_divergence(torch.distributions.Beta(lam[..., 0], lam[..., 1]), posterior)
 
-    opt = NaturalGradientVI(q, NaturalGradient(), estimator=ClosedForm())
-    result = fit(q, LowerBound(known), opt, progress=False)
+    opt = NaturalGradientVI(q, NaturalGradient(), estimator=ifvb.ClosedForm())
+    result = fit(q, ifvb.LowerBound(known), opt, progress=False)
     assert result.converged
     assert q.vector.tolist() == pytest.approx([58.0, 144.0], rel=1e-5)
 
@@ -98,18 +77,20 @@ def test_steps_by_trial():
 def test_status_measures_in_the_metric():
     """What `evaluate` calls the natural norm is dᵀ∇L."""
     q = field()
-    opt = PreconditionedVI(q, Exact(), 0.1, estimator=ClosedForm())
+    opt = ifvb.PreconditionedVI(q, ifvb.Exact(), 0.1, estimator=ifvb.ClosedForm())
     lam = q.vector.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(bound(lam).sum(), lam)
     norm2 = (gradient * q.exact_fisher_solve(gradient)).sum()
-    assert opt.evaluate(LowerBound(bound)).norm2.item() == pytest.approx(norm2.item())
+    assert opt.evaluate(ifvb.LowerBound(bound)).norm2.item() == pytest.approx(norm2.item())
 
 
 def test_fit_by_an_optimizer_of_flat_vectors(tmp_path):
     """A verdict and a checkpoint as for any other posterior, where no Fisher matrix is known too."""
     torch.manual_seed(0)
-    q = ModuleFlow(AffineCoupling(2, layers=2, hidden=2).double(), 2)
-    opt = PreconditionedVI(q, BatchFisher(50, generator=seeded(1)), 0.05, estimator=Pathwise(20, seeded()))
+    q = ifvb.ModuleFlow(ifvb.AffineCoupling(2, layers=2, hidden=2).double(), 2)
+    opt = ifvb.PreconditionedVI(
+        q, ifvb.BatchFisher(50, generator=seeded(1)), 0.05, estimator=ifvb.Pathwise(20, seeded())
+    )
     result = fit(q, log_joint, opt, tolerance=2.0, max_evaluations=200, progress=False, checkpoint=tmp_path / "run")
     assert result.converged
     assert result.loss < result.trace[0].loss
@@ -119,8 +100,8 @@ def test_fit_by_an_optimizer_of_flat_vectors(tmp_path):
 def test_several_posteriors_from_one_loss():
     """Each has a metric of its own, as each has a step."""
     torch.manual_seed(0)
-    one, two = field(), Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
-    opt = IFVB([one, {"posterior": two, "lr": 0.2}], 0.1, metric=Recursive(5, warmup=30))
+    one, two = field(), ifvb.Beta(torch.tensor([2.0, 3.0], dtype=FLOAT))
+    opt = ifvb.IFVB([one, {"posterior": two, "lr": 0.2}], 0.1, metric=ifvb.Recursive(5, warmup=30))
     before = one.vector.clone(), two.vector.clone()
     theta = one.rsample(10)
     beta = two.log_prob(torch.full((1, 1), 0.7, dtype=FLOAT))
@@ -141,13 +122,13 @@ def test_shapes_of_samples_that_are_none():
 
 def test_moments_that_are_known():
     """As torch.distributions has them; those of a flow are to be had from draws."""
-    beta, law = Beta(torch.tensor([2.0, 5.0])), torch.distributions.Beta(2.0, 5.0)
+    beta, law = ifvb.Beta(torch.tensor([2.0, 5.0])), torch.distributions.Beta(2.0, 5.0)
     assert torch.allclose(torch.cat([beta.mean, beta.stddev]), torch.stack([law.mean, law.stddev]))
-    q, law = NormalInverseGamma(torch.tensor([0.5, 4.0, 3.0, 8.0])), torch.distributions.InverseGamma(3.0, 8.0)
+    q, law = ifvb.NormalInverseGamma(torch.tensor([0.5, 4.0, 3.0, 8.0])), torch.distributions.InverseGamma(3.0, 8.0)
     assert torch.allclose(q.mean, torch.stack([torch.tensor(0.5), law.mean]))
     assert torch.allclose(q.stddev, torch.stack([torch.tensor(2.0), law.stddev]))
-    assert NormalInverseGamma(torch.tensor([0.5, 4.0, 0.5, 8.0])).stddev[1].isinf()
-    flow = ModuleFlow(AffineCoupling(2, layers=1), 2)
+    assert ifvb.NormalInverseGamma(torch.tensor([0.5, 4.0, 0.5, 8.0])).stddev[1].isinf()
+    flow = ifvb.ModuleFlow(ifvb.AffineCoupling(2, layers=1), 2)
     for name, verb in (("mean", "mean"), ("variance", "var")):
         message = f"the {name} of ModuleFlow is not known. Take it from draws, q.sample(10000).{verb}(0)."
         with pytest.raises(PairError, match=f"^{re.escape(message)}$"):
@@ -155,7 +136,13 @@ def test_moments_that_are_known():
 
 
 @pytest.mark.parametrize(
-    "kind", [RankOneGaussian, functools.partial(LowRankGaussian.standard, rank=2), FlatCholesky, MeanFieldGaussian]
+    "kind",
+    [
+        ifvb.RankOneGaussian,
+        functools.partial(ifvb.LowRankGaussian.standard, rank=2),
+        ifvb.FlatCholesky,
+        ifvb.MeanFieldGaussian,
+    ],
 )
 def test_a_standard_start(kind):
     """The marginal moments that are asked for, in their dtype, for each member."""
@@ -170,16 +157,13 @@ def test_a_standard_start(kind):
 def test_a_step_that_is_not_taken_leaves_the_metric_as_it_was():
     """An evaluation alone: the state of the optimizer is of the steps that were made."""
     q, draws = field(), seeded(1)
-    opt = PreconditionedVI(q, Recursive(5, warmup=20, generator=draws), 0.1, estimator=ClosedForm())
-    opt.step(LowerBound(bound))
+    opt = ifvb.PreconditionedVI(q, ifvb.Recursive(5, warmup=20, generator=draws), 0.1, estimator=ifvb.ClosedForm())
+    opt.step(ifvb.LowerBound(bound))
     before = copy.deepcopy(opt.memory["metric"])
-    opt.evaluate(LowerBound(bound))
+    opt.evaluate(ifvb.LowerBound(bound))
     after = opt.memory["metric"]
     assert all(torch.equal(after[name], before[name]) for name in ("P", "V", "count"))
     assert after["fisher_draws"] == before["fisher_draws"] == 25
-
-
-# ------------------------------------------------------------------------------------ limits and averages of steps
 
 
 def test_clip_on_gaussians():
@@ -219,7 +203,7 @@ def test_the_shortest_of_several_limits():
     rhos = []
     for step_size in (*parts, Shortest(*parts)):
         p = copy.deepcopy(q)
-        opt = PreconditionedVI(p, Exact(), 0.9, estimator=ClosedForm(), step_size=step_size)
+        opt = ifvb.PreconditionedVI(p, ifvb.Exact(), 0.9, estimator=ifvb.ClosedForm(), step_size=step_size)
         opt.step(bound)
         rhos.append(opt.last.rho)
     assert torch.equal(torch.minimum(*rhos[:2]), rhos[2])
@@ -229,7 +213,7 @@ def test_the_shortest_of_several_limits():
     assert nan.propose(path, 0.5, like, nan.init(like)).isnan().tolist() == [True, False]
 
 
-@pytest.mark.parametrize("kind", [FlatCholesky.standard, CholeskyGaussian])
+@pytest.mark.parametrize("kind", [ifvb.FlatCholesky.standard, CholeskyGaussian])
 def test_averages_of_limited_steps(kind):
     """M ← ωM + (1 - ω) s d with s what the step size left of d, whatever the posterior; the step is lr M."""
     q = kind(2, dtype=FLOAT)
@@ -238,8 +222,8 @@ def test_averages_of_limited_steps(kind):
     limited = NaturalGradientVI(twin, NaturalGradient(), 0.4, step_size=KLRadius(0.02))
 
     def loss(p):
-        root = p.moments()[1] if isinstance(p, FlatCholesky) else p.probed().root
-        mean = p.moments()[0] if isinstance(p, FlatCholesky) else p.probed().mean
+        root = p.moments()[1] if isinstance(p, ifvb.FlatCholesky) else p.probed().root
+        mean = p.moments()[0] if isinstance(p, ifvb.FlatCholesky) else p.probed().mean
         return (mean + z @ root.mT - 2).square().sum(-1).mean() - root.diagonal().log().sum()
 
     for _ in range(3):

@@ -152,9 +152,6 @@ class TestPosterior:
         assert torch.allclose(found[0, 1], exact, rtol=1e-10)
 
 
-# ------------------------------------------------------------------------------------ targets that are known
-
-
 def normals(weights, mean, sd):
     """The density of a mixture of Gaussians with independent coordinates: log Z = 0."""
     each = torch.distributions.Independent(torch.distributions.Normal(mean, sd), 1)

@@ -103,8 +103,6 @@ def directional(q, value, x, R):
 class TestConformance:
     """Every posterior, every batch shape."""
 
-    # ---------------------------------------------------------------------------- moments
-
     def test_moments(self, name, batch):
         """All moments are those of the start, in every form."""
         mean, root = randn(*batch, DIM, seed=0), kept(name, random_root(batch, 1))
@@ -163,8 +161,6 @@ class TestConformance:
         assert torch.equal(q.covariance, before[0])
         assert torch.equal(q.mean, before[1])
 
-    # ---------------------------------------------------------------------------- samples
-
     def test_sample_moments(self, name, batch):
         """Mean and covariance of draws, by z-tests over all entries."""
         q, count = random_posterior(name, batch), 4000
@@ -190,8 +186,6 @@ class TestConformance:
         (gradient,) = torch.autograd.grad((w * q.push_noise(z)).sum(), z)
         close(gradient, (q.frame().dense().mT @ w[..., None])[..., 0], EXACT)
 
-    # ---------------------------------------------------------------------------- densities
-
     @samples
     def test_log_prob(self, name, batch, sample):
         """Value and ∂/∂θ against torch.distributions."""
@@ -208,8 +202,6 @@ class TestConformance:
         """θ without batch dimensions is the same point for every member."""
         q, theta = random_posterior(name, batch), randn(DIM, seed=10)
         close(q.log_prob(theta), mvn(q).log_prob(theta), IDENTITY)
-
-    # -------------------------------------------------------- gradients in the probes, by differences
 
     @pytest.mark.sparse(4)
     def test_forward_kl_gradient(self, name, batch):
@@ -250,8 +242,6 @@ class TestConformance:
         expected = difference(lambda h: at(h).marginal_variance(X).sum(-1).detach())
         close(directional(q, value, x, R), expected, DIFFERENCE)
 
-    # ---------------------------------------------------------------------------- as a module
-
     def test_a_pickle(self, name, batch):
         q = random_posterior(name, batch)
         back = pickle.loads(pickle.dumps(q))
@@ -289,9 +279,6 @@ class TestConformance:
         matrix.mul_(4.0)
         factor = {"natural": 1 / 4, "precision": 1 / 16}.get(BASE.get(name, name), 16)
         close(q.covariance, factor * V, IDENTITY)
-
-
-# --------------------------------------------------------------------------------- single facts
 
 
 class TestFromMoments:
@@ -406,8 +393,6 @@ def test_what_the_test_of_the_cone_has_computed_is_that_of_the_new_coordinates(n
     assert torch.equal(q.frame().mean, first.mean)
     assert torch.equal(q.frame().root, first.root)
 
-
-# ------------------------------------------------------------------------------------ no D x D matrix
 
 WIDE = 3000
 

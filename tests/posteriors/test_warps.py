@@ -130,9 +130,6 @@ def test_families_are_compared_by_their_class():
     assert repr(YeoJohnson()) == "YeoJohnson()"
 
 
-# ------------------------------------------------------------------------------------ posteriors
-
-
 CORRELATED = torch.tensor([[2.0, 0.9, 0.0], [0.9, 1.0, -0.3], [0.0, -0.3, 0.5]], dtype=torch.float64)
 BASES = [
     lambda: CholeskyGaussian.from_moments(torch.tensor([1.0, -2.0, 0.5]).double(), CORRELATED),

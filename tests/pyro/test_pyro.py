@@ -70,8 +70,6 @@ pytestmark = [
 families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
 
 
-# ------------------------------------------------------------------------------------ models
-
 SIGMA = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=DTYPE)
 EFFECT = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=DTYPE)
 X = torch.linspace(-1, 1, 12, dtype=DTYPE)[:, None] ** torch.arange(3)
@@ -209,9 +207,6 @@ MODELS = {
     "hidden_markov": (hidden_markov, (MIXED,), "vmap"),
 }
 every_model = pytest.mark.parametrize(("model", "args", "way"), MODELS.values(), ids=MODELS)
-
-
-# ------------------------------------------------------------------------------------ the log joint
 
 
 @every_model
@@ -400,9 +395,6 @@ def test_rounding_is_no_reason_for_a_loop():
     assert log_joint(model).batched_by == "vmap"
 
 
-# ------------------------------------------------------------------------------------ identities
-
-
 def exact_moments():
     """Of `conjugate`."""
     precision = 4 * X.mT @ X + torch.eye(3) / 4
@@ -485,9 +477,6 @@ def test_same_posterior_as_the_plain_route(family):
     assert of_function.evaluations == of_model.evaluations
     close(guide.posterior.mean, plain.mean, IDENTITY)
     close(guide.posterior.covariance, plain.covariance, IDENTITY)
-
-
-# ------------------------------------------------------------------------------------ the guide
 
 
 def fitted(family=ngvi.CholeskyGaussian):
@@ -707,9 +696,6 @@ def test_neural_transport():
     close(-potential({f"{name}_shared_latent": z}), expected, IDENTITY)
 
 
-# ------------------------------------------------------------------------------------ Laplace
-
-
 @families
 def test_laplace_is_exact_for_a_conjugate_model(family):
     guide = AutoGaussian(conjugate, family)
@@ -799,9 +785,6 @@ def test_every_support_is_fitted_and_predicted(parallel):
     assert bool((draws["ordered"].diff(dim=-1) > 0).all())
 
 
-# ------------------------------------------------------------------------------------ copies
-
-
 def test_copies_leave_the_original_alone(tmp_path):
     guide = fitted()
     twin = copy.deepcopy(guide)
@@ -842,9 +825,6 @@ def test_other_dtype_and_device():
     assert guide(SIGMA, EFFECT)["mu"].dtype == torch.float32
     with pytest.raises(InputError, match="the latents of the model are in torch.float64 and q in torch.float32"):
         fit_guide(schools, guide, SIGMA, EFFECT)
-
-
-# ------------------------------------------------------------------------------------ NaturalSVI
 
 
 def half(q):
@@ -1055,9 +1035,6 @@ def test_run_says_when_it_is_too_short(monkeypatch):
     assert svi.run(8, X, Y, progress=False).reason == "because it was interrupted before q was evaluated."
 
 
-# ------------------------------------------------------------------------------------ discrete latents
-
-
 def test_enumerated_latents():
     """The guide leaves them out, the log joint sums them out, TraceEnum_ELBO agrees."""
     guide = AutoGaussian(broadcasting_mixture).setup(MIXED)
@@ -1119,8 +1096,6 @@ def test_scales_of_enumerated_sites_must_agree():
         with raises("all sites that depend on an enumerated one must have the same scale, one number"):
             log_joint(masked_and_subsampled(lambda x, z: x + z, scale))
 
-
-# ------------------------------------------------------------------------------------ models of Pyro's own pages
 
 HITS = torch.tensor([18, 17, 16, 15, 14, 14, 13, 12, 11, 11, 10, 10, 10, 10, 10, 9, 8, 7], dtype=DTYPE)
 
@@ -1184,9 +1159,6 @@ def test_models_of_pyros_pages_run_unchanged(model, args):
     assert result.converged, result.reason
     loss = NaturalSVI(model, guide, num_particles=256).step(*args)
     assert abs(loss - result.loss) < 1
-
-
-# ------------------------------------------------------------------------------------ refusals
 
 
 def test_discrete_latents_are_refused():
@@ -1502,9 +1474,6 @@ def test_documentation():
     for snippet in snippets:
         exec(compile(snippet, "docs/pyro.md", "exec"), scope)
     assert scope["result"].converged
-
-
-# ------------------------------------------------------------------------------------ where a fit starts
 
 
 def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use():

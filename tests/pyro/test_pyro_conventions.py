@@ -59,9 +59,6 @@ def rule_for(q):
 families = pytest.mark.parametrize("family", POSTERIORS.values(), ids=POSTERIORS)
 
 
-# ------------------------------------------------------------------------------------ moved by whoever steps
-
-
 @pytest.mark.sparse(3)
 @families
 def test_a_step_of_an_optimizer_is_a_step_of_the_rule(family):
@@ -361,9 +358,6 @@ def test_the_rate_is_the_owners():
     assert 0.02 < float(widened) < 0.04
 
 
-# ------------------------------------------------------------------------------------ code that owns its optimizer
-
-
 @pytest.mark.accuracy
 def test_a_forecaster_of_pyro_moves_it():
     from pyro.contrib.forecast import Forecaster, ForecastingModel
@@ -401,9 +395,6 @@ def test_a_loop_of_torch_over_a_gaussian_process_moves_it():
         adam.step()
     assert not torch.equal(guide.posterior.mean, start)
     assert sum(elbo.loss(model.model, guide) for _ in range(8)) / 8 < first
-
-
-# ------------------------------------------------------------------------------------ q as a distribution
 
 
 @families
@@ -456,9 +447,6 @@ def test_pyros_guide_of_the_same_name_is_told_apart():
     assert ours == {"AutoGaussian.q.mean", "AutoGaussian.q.scale_tril"}
     assert before | ours == set(pyro.get_param_store())
     assert not before & ours
-
-
-# ------------------------------------------------------------------------------------ Pyro's hints
 
 
 def test_hints_of_pyro_are_kept():

@@ -79,9 +79,6 @@ def written_out(guide):
     return torch.cat([(memo.centre - mean @ memo.slope).flatten(), mean]), precision
 
 
-# ------------------------------------------------------------------------------------ one step
-
-
 def test_terms_are_the_derivatives_of_the_log_joint_member_by_member():
     """Their sums are gradient and Hessian of the whole model's log joint, which has another layout."""
     n = 3
@@ -120,9 +117,6 @@ def test_a_subsample_is_not_scaled_up():
     for part, whole in zip(some, every, strict=True):
         assert torch.allclose(part[:-1], whole[index], rtol=1e-12)
         assert torch.allclose(part[-1], whole[-1], rtol=1e-12)
-
-
-# ------------------------------------------------------------------------------------ fixed points
 
 
 @pytest.mark.sparse(2)
@@ -269,9 +263,6 @@ def test_first_visits_to_counts_with_slopes_live_from_a_wide_start():
     assert ((q.mean - truth).abs() < 4 * q.stddev).all()
 
 
-# ------------------------------------------------------------------------------------ as a guide
-
-
 def nested(n, size):
     """Two local sites, one positive, in the outer of two plates, and a global site in a plate of its own."""
     x = torch.randn(n, 4)
@@ -329,9 +320,6 @@ def test_a_fit_goes_on_and_is_kept(tmp_path):
     assert torch.equal(third.median()["b"], whole.median()["b"])
     again = fit_guide(model, third, *args, options={"progress": False})
     assert again.evaluations == 1  # it goes on from where it is
-
-
-# ------------------------------------------------------------------------------------ what is refused
 
 
 def local(n=6, size=3, **changes):

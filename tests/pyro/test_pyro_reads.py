@@ -108,9 +108,6 @@ def fitted(model, *args, structure="auto", name="AutoGaussian"):
     return guide, result
 
 
-# -------------------------------------------------------------------------------- what is found
-
-
 def unnamed(y):
     """A dimension of a shared latent where the plate has its own."""
     beta = pyro.sample("beta", dist.Normal(torch.zeros(6), 1.0))
@@ -220,8 +217,6 @@ def test_plates_side_by_side_may_have_one_dimension():
     assert guide.structure.forest == arrow(groups=8, local=1, globals=1)
 
 
-# -------------------------------------------------------------------------------- averages over draws of the whole θ
-
 TREE = nested([0, 1, 0, 1, 0, 1], local=[2, 1], globals=2)  # D = 16
 
 
@@ -294,9 +289,6 @@ def test_the_noise_of_the_whole_does_not_outgrow_that_of_the_factors():
     (few, _), (many, plain) = shares
     assert many < 1.5 * few
     assert many < 0.5 * plain
-
-
-# -------------------------------------------------------------------------------- fits
 
 
 def test_two_levels_by_index_have_the_posterior_of_the_dense_guide():

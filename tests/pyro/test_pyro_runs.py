@@ -116,9 +116,6 @@ def test_the_rates_fall_unless_parameters_move():
         assert steps == pytest.approx([2 / (20 + t * falls) for t in range(20, 40)])
 
 
-# ------------------------------------------------------------------------------------ cut off
-
-
 class KilledError(BaseException):
     pass
 

@@ -126,9 +126,6 @@ def bound(guide, density):
     )
 
 
-# -------------------------------------------------------------------------------- what is found
-
-
 @pytest.mark.parametrize(("model", "shape"), [("groups", (5,)), ("crossed", (6, 3)), ("walks", (5, 4))])
 @pytest.mark.parametrize("structure", ["dense", "auto"])
 def test_theta_has_the_order_of_the_sites(structure, model, shape):
@@ -262,9 +259,6 @@ def test_what_is_no_forest_is_dense_and_says_why(model, reason):
     assert reason in str(guide.structure)
 
 
-# -------------------------------------------------------------------------------- the log joint by member
-
-
 @pytest.mark.parametrize(
     ("model", "args"),
     [
@@ -305,9 +299,6 @@ def test_a_term_sees_the_draws_of_its_own_member():
         for node in range(n):
             alone = factor.target.log_joint(cliques[:, node : node + 1].expand(-1, n, -1))
             assert torch.allclose(together[:, node], alone[:, node], rtol=1e-12)
-
-
-# -------------------------------------------------------------------------------- fits
 
 
 @pytest.mark.sparse(2)
@@ -369,9 +360,6 @@ def test_the_cost_of_an_evaluation_is_linear_in_the_groups():
     first, second = seen[1] - seen[0], seen[2] - seen[1]
     assert first > 0
     assert abs(second - 2 * first) < 0.01 * second
-
-
-# -------------------------------------------------------------------------------- a guide like any other
 
 
 def test_the_guide_goes_where_the_dense_one_goes():

@@ -191,9 +191,6 @@ class TestOutputs:
         assert re.search(r"'.*file' is a file.*\n.*'file' is there already", done.stderr)
 
 
-# ------------------------------------------------------------------------------------ the tutorials
-
-
 def passengers():
     """A table, and rows to predict, written into the folder."""
     draw = np.random.default_rng(1912)
@@ -546,9 +543,6 @@ class TestSettings:
             ["fit", "--drop", "a", "b", "--drop", "c", "--prior", "x=flat", "--prior", "y=flat"]
         )
         assert (found.drop, found.prior) == (["a", "b", "c"], ["x=flat", "y=flat"])
-
-
-# ------------------------------------------------------------------------------------ bad input
 
 
 def _file(name, content):

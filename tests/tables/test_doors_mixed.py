@@ -56,9 +56,6 @@ class TestDensity:
         assert abs(float(loss.mean()) - result.loss) < 4 * float(loss.std()) / math.sqrt(20_000) + 0.01
 
 
-# ------------------------------------------------------------------------------------ a year
-
-
 @pytest.fixture(scope="module")
 def years():
     """30 groups x 10 years: y = .2 (year - 2015) + u + noise, a count and an event of the same predictor."""
@@ -135,9 +132,6 @@ class TestAYear:
         assert np.abs(pd.read_csv(tmp_path / "out.csv")["mean"] - years.y[:3]).max() < 3
 
 
-# ------------------------------------------------------------------------------------ spread where there is none
-
-
 def flat(seed, family, tau=0.0):
     """20 groups of 8, whose intercepts have the standard deviation τ."""
     rng, groups = np.random.default_rng(seed), np.repeat(np.arange(20), 8)
@@ -199,9 +193,6 @@ class TestSleepstudy:
                 assert abs(float(of.mean[k]) - mean) < 0.1 * sd, (name, k)
                 assert abs(float(of.sd[k]) / sd - 1) < 0.1, (name, k)
         assert summary.fixed.mean.tolist() == pytest.approx([251.4, 10.47], abs=0.5)
-
-
-# ------------------------------------------------------------------------------------ units, origins, order
 
 
 def visits(seed=0):

@@ -24,9 +24,6 @@ from torchngvi.numerics.kernels import CompilerError
 from torchngvi.tables import Formula, mixed
 from torchngvi.tables.design import FormulaColumns
 
-# ------------------------------------------------------------------------------------ formulas
-
-
 PAYLOADS = (
     "np.savetxt('MARK', x)",
     "np.f2py.os.system('touch MARK')",
@@ -246,9 +243,6 @@ class TestCache:
         assert not (tmp_path / "cache").exists()
 
 
-# ------------------------------------------------------------------------------------ arrays
-
-
 def masked_at(array, place=3):
     array = np.ma.masked_array(np.array(array), mask=np.zeros(np.shape(array), bool))
     array.data[place] = 999.0
@@ -356,8 +350,6 @@ class TestArrays:
         assert torch.equal(torchngvi.GeneralizedLinear(nothing, data["y"]).X, expected.X)
 
 
-# ------------------------------------------------------------------------------------ extras
-
 BLOCKING = """
 import importlib, sys
 
@@ -405,9 +397,6 @@ class TestExtras:
     @pytest.mark.accuracy
     def test_nothing_is_said_where_they_are_there(self):
         assert with_packages_blocked(("nothing",), "torchngvi.mixed", "torchngvi.load") == ["imported"] * 2
-
-
-# ------------------------------------------------------------------------------------ pickles, and kills of a fit
 
 
 class TestPickles:

@@ -25,9 +25,6 @@ def coefficient(result, name):
     return result.draws().fixed[:, result.fixed_names.index(name), None]
 
 
-# ------------------------------------------------------------------------------------ marginal effects
-
-
 def test_the_marginal_effect_of_a_number_is_the_average_derivative():
     result = table_result()
     table = result.formula.table
@@ -103,9 +100,6 @@ def test_rows_count_by_their_weights_and_new_rows_alike():
     torch.testing.assert_close(alike, by_hand(result, new)[:, [1, 2]].sigmoid().mean(1))
 
 
-# ------------------------------------------------------------------------------------ contrasts
-
-
 @pytest.mark.parametrize("scale", ["mean", "linear", "ratio"])
 def test_contrasts_are_differences_or_ratios_of_averages(scale):
     result = table_result("poisson")
@@ -134,9 +128,6 @@ def test_levels_keep_the_order_of_their_categories():
     table = result.formula.table
     result.formula.table = table.assign(sex=pandas.Categorical(table["sex"], categories=["m", "other", "f"]))
     assert result.contrasts("sex").table["sex"].tolist() == ["f - m"]
-
-
-# ------------------------------------------------------------------------------------ predictions
 
 
 def test_predictions_of_rows_have_the_columns_of_the_rows():
@@ -292,9 +283,6 @@ def test_pictures_along_a_column():
     assert mean[3] == pytest.approx(float(exact), rel=1e-6)
     assert math.isclose(at[0], result.formula.table["x"].min(), rel_tol=1e-6)
     assert len(result.plot_marginal("sex").containers) == 1
-
-
-# ------------------------------------------------------------------------------------ of fits
 
 
 def golden_table(rows=400):

@@ -85,8 +85,6 @@ def grouped(table):
     return table.assign(g=np.arange(len(table)) % 8)
 
 
-# ------------------------------------------------------------------------------------ 1: numbers in texts
-
 WRITTEN = {
     "thousands by commas": lambda v: f"{v:,}",
     "thousands by points": lambda v: f"{v:,}".replace(",", "."),
@@ -194,9 +192,6 @@ def test_all_faults_at_once():
     assert "the table has 4 faults" in text
 
 
-# ------------------------------------------------------------------------------------ 2, 3: names and shifted rows
-
-
 @pytest.mark.parametrize("header", ["x,town,y,x", "x,town,y,y", "x,town,y, x"])
 def test_duplicate_names(header):
     Path("a.csv").write_text(f"{header}\n" + "".join(f"{k},A,{k % 3},{k * k}\n" for k in range(20)))
@@ -239,8 +234,6 @@ def test_row_numbers_of_to_csv(names):
     pd.testing.assert_frame_equal(by_command("b.csv")[0], expected)
 
 
-# ------------------------------------------------------------------------------------ 4, 5: identifiers
-
 WARDS = [1150000000000000101, 1150000000000000399, 1150000000000001200, 1150000000000002300]
 
 
@@ -273,9 +266,6 @@ def test_identifiers_are_noted():
     assert "column 'zip' has entries that a zero leads, as codes have" in of_table(zips)[1]
 
 
-# ------------------------------------------------------------------------------------ 6, 8: exposures and copies
-
-
 def test_an_exposure_without_its_logarithm():
     draw = np.random.default_rng(5)
     time, x = draw.uniform(1, 60, 160).round(2), draw.normal(size=160)
@@ -295,9 +285,6 @@ def test_copies_are_named():
         assert said in by_command("a.csv", fitted=True)[1]
     clean().to_csv("a.csv", index=False)
     assert "in other units" not in by_command("a.csv", fitted=True)[1]
-
-
-# ------------------------------------------------------------------------------------ 9: files
 
 
 def test_the_separator_line_of_excel():
@@ -568,9 +555,6 @@ def test_dates_of_python():
         _, text = by_formula(grouped(clean().assign(x=column)))
         assert "column 'x' holds dates or times" in text
         assert "dt.days" in text
-
-
-# ------------------------------------------------------------------------------------ messy tables, one fault each
 
 
 def plant(kind, table, draw):

@@ -34,9 +34,6 @@ def fitted():
     return regression("y ~ x * sex + z", table(), "multinomial").fit(progress=False)
 
 
-# ------------------------------------------------------------------------------------ the same as others
-
-
 @pytest.mark.sparse(2)
 @pytest.mark.parametrize(
     ("formula", "priors"),
@@ -126,9 +123,6 @@ def test_predictions_do_not_depend_on_which_category_is_the_reference():
     assert two.log_evidence == pytest.approx(one.log_evidence, abs=0.05)
 
 
-# ------------------------------------------------------------------------------------ the family
-
-
 def test_derivatives_are_those_of_autograd():
     family, generator = family_of("multinomial"), torch.Generator().manual_seed(0)
     eta = torch.randn(6, 2, 3, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -156,9 +150,6 @@ def test_draws_have_the_probabilities_and_far_predictors_stay_finite():
         parts = family.jet(far, (torch.tensor([float(k)]).double(),), phi)
         assert all(bool(part.isfinite().all()) for part in parts)
     assert float(family.draw(far, phi, torch.Generator().manual_seed(0))) == 1.0
-
-
-# ------------------------------------------------------------------------------------ what a result says
 
 
 def test_names_blocks_and_ratios_of_the_table(fitted):
@@ -269,9 +260,6 @@ def test_weights_count_rows():
     close(two.summary().fixed.mean, one.summary().fixed.mean, 1e-2)
 
 
-# ------------------------------------------------------------------------------------ outcomes
-
-
 LABELS = {
     "texts": (["b", "a", "c"] * 20, ("a", "b", "c")),
     "numbers": ([3, 1, 20] * 20, ("1", "3", "20")),
@@ -368,9 +356,6 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_there_is_refused_by_a_sentence(case):
     check_refusal(REFUSED[case][0], InputError, REFUSED[case][1])
-
-
-# ------------------------------------------------------------------------------------ other doors
 
 
 def test_the_command_line_fits_and_predicts(tmp_path, capsys):

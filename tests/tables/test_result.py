@@ -24,9 +24,6 @@ def design(rows=30):
     return torch.stack([torch.ones(rows).double(), 5 + 2 * column(rows)], 1)
 
 
-# ------------------------------------------------------------------------------------ summary
-
-
 def test_a_summary_is_of_the_weighted_draws_in_the_units_of_the_columns():
     X, y = design(), column(30, 1)
     weights = torch.linspace(1, 3, 400).double()
@@ -120,9 +117,6 @@ def test_an_interval_is_a_probability():
         result_of(design(), column(30, 1), "gaussian").summary(95)
 
 
-# ------------------------------------------------------------------------------------ draws
-
-
 def test_draws_are_the_same_for_the_same_seed_and_an_index_is_one_into_the_one_factor():
     result = result_of(design(), column(30, 1), "gaussian", [factor("g", torch.arange(30) % 6)])
     one, two = result.draws(200, 5), result.draws(200, 5)
@@ -151,9 +145,6 @@ def test_an_index_into_several_factors_is_refused():
         ByFactor(a=[1], b=[2])[0]
     with pytest.raises(InputError, match="there is no grouping factor"):
         ByFactor()["a"]
-
-
-# ------------------------------------------------------------------------------------ predictions
 
 
 def varying(family="poisson", rows=24):
@@ -278,9 +269,6 @@ def test_a_model_of_a_formula_predicts_tables():
     torch.testing.assert_close(left[:, 2], left[:, 3])
     assert not torch.allclose(left[:, 2], left[:, 4])
     torch.testing.assert_close(left[:, 0], draws.effects["g"][:, 0, 0])
-
-
-# ------------------------------------------------------------------------------------ what was left out
 
 
 def exact_mean(rows=40, draws=4000):
@@ -455,9 +443,6 @@ def test_models_of_other_rows_are_not_compared():
         compare(nowhere, result_of(torch.ones(40, 1), counts, "poisson"))
 
 
-# ------------------------------------------------------------------------------------ files
-
-
 def test_a_saved_result_of_arrays_comes_back(tmp_path):
     """With its design, effects and predictions; of other draws it has no effects, and the fit is not there."""
     result, path = varying(), tmp_path / "result.pt"
@@ -513,9 +498,6 @@ def test_files_that_are_not_read(tmp_path):
     (tmp_path / "text.pt").write_text("text")
     with pytest.raises(InputError, match="is no result that was saved"):
         load(tmp_path / "text.pt")
-
-
-# ------------------------------------------------------------------------------------ exports and pictures
 
 
 @pytest.mark.parametrize("factors", [0, 1, 2])

@@ -281,9 +281,6 @@ class TestFolders:
         assert {path.name for path in Path("run-2").iterdir()} == {"a", "manifest.json"}
 
 
-# ------------------------------------------------------------------------------------ damage
-
-
 def predicted(run, table):
     """The predictions of a run, or of a result alone, which a file without its columns is, as a frame."""
     found = torchngvi.load(run).predict(table)
@@ -434,9 +431,6 @@ def replaced(saved, path, value):
     damaged = copy.deepcopy(saved)
     at(damaged, path[:-1])[path[-1]] = value
     return damaged
-
-
-# ------------------------------------------------------------------------------------ links, cells, names
 
 
 def table(path, columns="x", rows=40):

@@ -112,9 +112,6 @@ def root_of_all(args, theta):
     return torch.cat(columns, 1)
 
 
-# ------------------------------------------------------------------------------------------------- the forest
-
-
 @pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian"), independent("gaussian")])
 def test_matrices_in_the_pattern_are_those_of_dense_rows(data):
     X, y, factors = data
@@ -145,9 +142,6 @@ def test_too_many_crossed_effects_are_refused():
     factors = [factor("a", one.repeat(2, 1), groups.repeat(2)), factor("b", one.repeat(2, 1), turned)]
     with pytest.raises(InputError, match=str(MOST_ENTRIES)):
         Arranged(factors)
-
-
-# ------------------------------------------------------------------------------------------------- values
 
 
 @pytest.mark.parametrize("data", [crossed("gaussian", slope=True), nested("gaussian"), independent("gaussian")])
@@ -265,9 +259,6 @@ def test_the_correction_is_right():
         assert abs(float(joint.values(theta[None], modes, 15, z=torch.cat([z, -z])).value - exact)) < tolerance
 
 
-# ------------------------------------------------------------------------------------------------- effects
-
-
 def test_effects_given_the_globals_are_those_of_brute_force():
     args = model(*crossed("bernoulli", rows=36, subjects=9, items=2), "bernoulli")
     posterior = integrate_several(*args, SETTINGS, 0, False)
@@ -301,9 +292,6 @@ def test_the_density_of_a_group_is_refused():
     posterior = integrate_several(*model(*crossed("gaussian"), "gaussian"), SETTINGS, 0, False)
     with pytest.raises(InputError, match="one grouping factor"):
         posterior.of_groups(posterior.mode[None])
-
-
-# ------------------------------------------------------------------------------------------------- the posterior
 
 
 def test_the_density_of_mirrored_draws_is_theirs():
