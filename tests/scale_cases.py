@@ -125,14 +125,15 @@ def batch_of_posteriors(rank):
     return {"q": state(q)}
 
 
+def log_likelihood(theta, batch):
+    X, y = batch
+    eta = theta @ X.mT
+    return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
+
+
 def data_log_joint(rank, halves=3):
     X, y = data()
     X, y = X[rows_of(rank)], y[rows_of(rank)]
-
-    def log_likelihood(theta, batch):
-        X, y = batch
-        eta = theta @ X.mT
-        return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
 
     batches = list(zip(X.chunk(halves), y.chunk(halves), strict=True))
     target = ngvi.DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, len(X))
@@ -149,11 +150,6 @@ def data_in_batches_by_draws(rank):
     """Every rank has all batches; the start of the first is that of all."""
     torch.manual_seed(0)
     X, y = data()
-
-    def log_likelihood(theta, batch):
-        X, y = batch
-        eta = theta @ X.mT
-        return (y * eta - torch.nn.functional.softplus(eta)).sum(-1)
 
     batches = list(zip(X.chunk(3), y.chunk(3), strict=True))
     target = ngvi.DataLogJoint(log_likelihood, lambda theta: -0.5 * theta.square().sum(-1), batches, ROWS)

@@ -11,7 +11,7 @@ from torchngvi import VN, GeneralizedLinear, NaturalGaussian, PrecisionCholeskyG
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Cost, Expectation, Framed
 from torchngvi.models import TractableFactors
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.posteriors import DiagonalGaussian
 from torchngvi.rules import VariationalNewton
 from torchngvi.structures import Dense, EqualBlocks, Forest, arrow, forest, nested
@@ -292,18 +292,18 @@ class TestSmallBlocks:
     def test_against_torch(self, size):
         A = definite_in(Dense(size), (2, 3), 1)
         L, B = torch.linalg.cholesky(A), randn(2, 3, size, 4, seed=2)
-        factor, ok = small_blocks.cholesky(A)
+        factor, ok = linalg.small_cholesky(A)
         close(factor, L, 1e-13)
         assert bool(ok.all())
-        close(small_blocks.solve(L, B), torch.linalg.solve_triangular(L, B, upper=False), 1e-13)
-        close(small_blocks.tsolve(L, B), torch.linalg.solve_triangular(L.mT, B, upper=True), 1e-13)
-        close(small_blocks.inverse(L), torch.linalg.inv(L), 1e-13)
-        close(small_blocks.product(L, B), L @ B, 1e-13)
+        close(linalg.small_solve(L, B), torch.linalg.solve_triangular(L, B, upper=False), 1e-13)
+        close(linalg.small_tsolve(L, B), torch.linalg.solve_triangular(L.mT, B, upper=True), 1e-13)
+        close(linalg.small_inverse(L), torch.linalg.inv(L), 1e-13)
+        close(linalg.small_product(L, B), L @ B, 1e-13)
 
     def test_failures_are_told_member_by_member(self, size):
         A = definite_in(Dense(size), (5,), 1)
         A[1], A[2, -1, -1], A[3, -1, 0], A[4] = -A[1], torch.inf, torch.nan, 0.0
-        assert small_blocks.cholesky(A)[1].tolist() == [True, False, False, False, False]
+        assert linalg.small_cholesky(A)[1].tolist() == [True, False, False, False, False]
 
 
 def test_float32_fits_too():

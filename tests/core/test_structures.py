@@ -109,7 +109,12 @@ def test_constants_that_are_kept_stay_what_they_are():
     constant(0.123, like.dtype, where).mul_(0)
     assert torch.equal(Dense(7).eye(like), torch.eye(7, dtype=like.dtype))
     assert constant(0.123, like.dtype, where) == 0.123
-    with FakeTensorMode():
+    tree, parts = Forest((2, 2, -1), (1, 1, 1), (2, 1, 0)), [torch.zeros(2, 1, 1), torch.zeros(1, 1, 1)]
+    with FakeTensorMode(allow_non_fake_inputs=True):
         Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
+        tree.join([part.to("meta") for part in parts])
     made = Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
-    assert {*map(type, made)} == {torch.Tensor}
+    columns = tree.join([part.to("meta") for part in parts])
+    assert {*map(type, [*made, columns, *(kind.place for kind in tree.on(columns))])} == {torch.Tensor}
+    pattern_module.index_of(ScalarArrow(3), where).rows.mul_(0)
+    assert pattern_module.index_of(ScalarArrow(3), where).rows.tolist() == [0, 1, 2, 2, 2]

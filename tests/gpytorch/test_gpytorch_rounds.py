@@ -277,7 +277,7 @@ class TestParts:
         monkeypatch.setattr(rounds_module, "_FIRST", 40)
         engine = Rounds(model, likelihood, x, y, 10)
         assert [engine.rows(k) for k in range(5)] == [40, 80, 200, 200, 200]
-        monkeypatch.setattr(rounds_module, "_ENTRIES", 100 * M)
+        monkeypatch.setattr(rounds_module, "ENTRIES_AT_ONCE", 100 * M)
         assert [engine.rows(k) for k in range(4)] == [40, 100, 100, 100]
         assert [engine.rows(0, first) for first in (60, 70, 150)] == [60, 100, 100]  # as inducing="auto" asks
         first, second = engine._part(0), engine._part(1)

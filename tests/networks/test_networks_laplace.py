@@ -194,7 +194,7 @@ def test_parts_of_a_batch(monkeypatch):
     """Examples that do not fit into memory together are taken some at a time."""
     found = []
     for numbers in (1, 400, 2**24):
-        monkeypatch.setattr("torchngvi.networks.laplace._NUMBERS", numbers)
+        monkeypatch.setattr("torchngvi.networks.laplace.ENTRIES_AT_ONCE", numbers)
         q = torchngvi.network(net(), N)
         q.laplace(uneven(inputs()))
         found.append(flat(q.variance.values()))

@@ -24,6 +24,7 @@ from torchngvi.interfaces import Posterior, Target, where_members
 from torchngvi.latents.modes import Curvature, Joint, Layout, Modes, check_pattern, find_modes, probed_pairs
 from torchngvi.latents.summary import GaussianMembers, LaplaceError, Latents, Members, Rule, laplace_error, thetas_of
 from torchngvi.models.checks import numbers
+from torchngvi.numerics.arrays import ENTRIES_AT_ONCE
 from torchngvi.structures import Pattern
 
 # Which pairs of latents occur in one term of a log joint: as a user declares it, and how it is coloured
@@ -179,7 +180,6 @@ def _width(around: list[list[int]], order: list[int]) -> int:
     return max((abs(place[one] - k) for k, latent in enumerate(order) for one in around[latent]), default=0)
 
 
-_AT_ONCE = 2**24  # numbers of the blocks of all θ in one call: bounds the memory
 _MOST = 2**30  # of those of one θ
 _GRAPH = 16  # numbers for each latent and colour that a graph is taken to hold
 
@@ -447,7 +447,7 @@ class MarginalLaplace(Target):
         """Split values of θ so that the blocks of all of them fit the memory."""
         nodes = self.colours if self.rule is None else len(self.rule.t)
         each = max(self.layout.numbers, _GRAPH * nodes * self.latents_dim)
-        return theta.split(max(1, min(_AT_ONCE // each, self.most)))
+        return theta.split(max(1, min(ENTRIES_AT_ONCE // each, self.most)))
 
     def _modes(self, theta: Tensor) -> Modes:
         """The modes, from that at ``at``, or from where it moves to with θ to first order, if the density is larger."""

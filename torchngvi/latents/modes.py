@@ -9,8 +9,8 @@ from torch import Tensor
 
 from torchngvi.errors import InputError
 from torchngvi.interfaces import where_members
-from torchngvi.numerics import small_blocks
-from torchngvi.numerics.small_blocks import product
+from torchngvi.numerics import linalg
+from torchngvi.numerics.linalg import small_product as product
 
 # Sparse symmetric matrices as chains of dense blocks: factor, solutions, log determinant, selected inverse
 #
@@ -137,12 +137,12 @@ class Factor:
             block.diagonal(dim1=-2, dim2=-1).add_(pads[t])
             if t:
                 block -= product(self.below[-1], self.below[-1].mT)
-            lower, ok = small_blocks.cholesky(block)
+            lower, ok = linalg.small_cholesky(block)
             self.diagonal.append(lower)
             fine.append(ok.all(-1))
             if t + 1 < layout.length:
                 coupling = layout.between.blocks(layout, values, t)
-                self.below.append(small_blocks.solve(lower, coupling.mT).mT)
+                self.below.append(linalg.small_solve(lower, coupling.mT).mT)
         self.ok = torch.stack(fine).all(0)  # which are positive definite, (S,); the others have no factor of use
 
     def log_det(self) -> Tensor:
@@ -171,7 +171,7 @@ class Factor:
         out = self.diagonal[0].new_empty(shape)
         following: Tensor | None = None
         for t in reversed(range(layout.length)):
-            root = small_blocks.inverse(self.diagonal[t])
+            root = linalg.small_inverse(self.diagonal[t])
             inverse = product(root.mT, root)
             if following is not None:
                 gain = product(self.below[t], root)
@@ -197,14 +197,14 @@ class Factor:
         out: list[Tensor] = []
         for t, part in enumerate(x):
             left = part - product(self.below[t - 1], out[-1]) if t else part
-            out.append(small_blocks.solve(self.diagonal[t], left))
+            out.append(linalg.small_solve(self.diagonal[t], left))
         return out
 
     def _backward(self, y: list[Tensor]) -> list[Tensor]:
         out: list[Tensor] = []
         for t in reversed(range(len(y))):
             left = y[t] - product(self.below[t].mT, out[-1]) if out else y[t]
-            out.append(small_blocks.tsolve(self.diagonal[t], left))
+            out.append(linalg.small_tsolve(self.diagonal[t], left))
         return out[::-1]
 
 

@@ -61,7 +61,7 @@ from torchngvi.models.mixed_prior import (
     scales_of,
 )
 from torchngvi.models.standardize import WIDTH, Standardization, full_set, location_and_unit, mean_and_sd
-from torchngvi.numerics import small_blocks, sparse
+from torchngvi.numerics import linalg, sparse
 from torchngvi.numerics.arrays import settings_of, tensors_of, tracked
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.numerics.linalg import cholesky, column_rank, positive_columns
@@ -348,8 +348,8 @@ class _Penalised:
         parts = [Part(bb + omega[..., None, :, :], border), Part(top, top[..., :0, :])]
         if self.rows.processes is None:
             return self.structure.cholesky(self.structure.matrix(parts))[0]
-        lower = small_blocks.cholesky(parts[0].square)[0]
-        down = small_blocks.solve(lower, border.mT).mT
+        lower = linalg.small_cholesky(parts[0].square)[0]
+        down = linalg.small_solve(lower, border.mT).mT
         (schur,) = self.rows.total(top - (down @ down.mT).sum(-3, keepdim=True))
         return self.structure.matrix([Part(lower, down), Part(cholesky(schur)[0], top[..., :0, :])])
 
@@ -358,7 +358,7 @@ class _Penalised:
         if self.rows.processes is None:
             return self.structure.tsolve(root, self.structure.solve(root, g))
         (leaves, tops), size = self.structure.parts(root), self.rows.n * self.rows.r
-        y = small_blocks.solve(leaves.square, g[..., :size].unflatten(-1, (self.rows.n, -1))[..., None])
+        y = linalg.small_solve(leaves.square, g[..., :size].unflatten(-1, (self.rows.n, -1))[..., None])
         (rest,) = self.rows.total(g[..., size:] - (leaves.border @ y)[..., 0].sum(-2))
         top = torch.linalg.solve_triangular(tops.square[..., 0, :, :], rest[..., None], upper=False)[..., 0]
         return self.structure.tsolve(root, torch.cat([y.flatten(-3), top], -1))

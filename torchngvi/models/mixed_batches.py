@@ -25,7 +25,7 @@ from torchngvi.interfaces import Frame, Posterior, Raw, TractableTarget
 from torchngvi.models import checks
 from torchngvi.models.mixed import MixedLogJoint
 from torchngvi.models.mixed_prior import Effects, half_squares
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.numerics.arrays import tracked
 from torchngvi.structures.forest import Part
 from torchngvi.structures.pattern import Structured
@@ -46,12 +46,12 @@ class Locals(NamedTuple):
     @property
     def root(self) -> Tensor:
         """The Cholesky factors T_i of S_i; NaN where that is not positive definite."""
-        root, ok = small_blocks.cholesky(self.precision)
+        root, ok = linalg.small_cholesky(self.precision)
         return torch.where(ok[:, None, None], root, torch.nan)
 
     def cliques(self, root: Tensor, V: Tensor) -> Tensor:
         """The covariances of (b_i, g), (n, r + P, r + P), of g with the covariance V."""
-        inverse, gb = small_blocks.inverse(root), -V @ self.slope
+        inverse, gb = linalg.small_inverse(root), -V @ self.slope
         bb = inverse.mT @ inverse - self.slope.mT @ gb
         return torch.cat([torch.cat([bb, gb.mT], -1), torch.cat([gb, V.expand(len(gb), -1, -1)], -1)], -2)
 
@@ -73,10 +73,10 @@ class Seen(NamedTuple):
     def norm2(self, slope: Tensor, dense: Tensor) -> Tensor:
         """The part of the squared natural norm of ∇L that is of the members, (n,), for the root C of q(g)."""
         r = self.root.shape[-1]
-        a = small_blocks.solve(self.root, self.g[:, :r, None])
-        W = small_blocks.solve(self.root, small_blocks.solve(self.root, self.H[:, :r, :r]).mT)
+        a = linalg.small_solve(self.root, self.g[:, :r, None])
+        W = linalg.small_solve(self.root, linalg.small_solve(self.root, self.H[:, :r, :r]).mT)
         border = self.H[:, r:, :r] - slope @ self.H[:, :r, :r]
-        border = dense.mT @ small_blocks.solve(self.root, border.mT).mT
+        border = dense.mT @ linalg.small_solve(self.root, border.mT).mT
         eye = torch.eye(r, dtype=W.dtype, device=W.device)
         return a.square().sum((1, 2)) + 0.5 * (W - eye).square().sum((1, 2)) + border.square().sum((1, 2))
 
@@ -92,10 +92,10 @@ def moved(here: Locals, seen: Seen) -> Locals:
     r, rho = here.mean.shape[1], here.rho[:, None, None]
     precision = torch.lerp(here.precision, seen.H[:, :r, :r], rho)
     across = torch.lerp(here.slope @ here.precision, seen.H[:, r:, :r], rho)
-    root, _ = small_blocks.cholesky(precision)
+    root, _ = linalg.small_cholesky(precision)
 
     def solved(x: Tensor) -> Tensor:
-        return small_blocks.tsolve(root, small_blocks.solve(root, x))
+        return linalg.small_tsolve(root, linalg.small_solve(root, x))
 
     mean = here.mean - here.rho[:, None] * solved(seen.g[:, :r, None])[..., 0]
     return Locals(mean, precision, solved(across.mT).mT, here.rho)
@@ -354,7 +354,7 @@ class MixedInBatches(BoundOfMembers):
         """Begin at a Gaussian over all coordinates."""
         leaves, (top, _) = self.model.structure.parts(root)
         b, rows = mean[: -self.dim], self.model.rows
-        slope = small_blocks.tsolve(leaves.square, leaves.border.mT).mT
+        slope = linalg.small_tsolve(leaves.square, leaves.border.mT).mT
         precision = leaves.square @ leaves.square.mT
         self.locals = Locals(b.reshape(rows.n, rows.r).clone(), precision, slope, torch.ones_like(b[: rows.n]))
         self.mean = mean[-self.dim :].clone()
@@ -368,7 +368,7 @@ class MixedInBatches(BoundOfMembers):
         """The Gaussian over all coordinates of q(g) and of the groups given g."""
         here = self.locals
         b = here.mean - (mean - self.mean) @ here.slope
-        leaf, _ = small_blocks.cholesky(here.precision)
+        leaf, _ = linalg.small_cholesky(here.precision)
         parts = [Part(leaf, here.slope @ leaf), Part(root[None], root[None, :0, :])]
         return torch.cat([b.flatten(), mean]), self.model.structure.matrix(parts)
 

@@ -15,9 +15,9 @@ from torchngvi.errors import InputError
 from torchngvi.networks.families import Family, all_finite, generator
 from torchngvi.networks.predictions import Read, batches, called, evaluating, read_from
 from torchngvi.networks.weights import NetworkWeights, warn_caller
+from torchngvi.numerics.arrays import ENTRIES_AT_ONCE
 
 Totals = list[list[Tensor | None]]  # of each family its part of a curvature
-_NUMBERS = 2**24  # in the gradients of examples that are held at a time: 64 MB in single precision
 _MOST = 2**31  # numbers in those of one example: 8 GB in single precision
 _REFUSED = (RuntimeError, TypeError, ValueError, AttributeError, IndexError)  # by torch.func, where it cannot
 
@@ -253,7 +253,7 @@ def of_examples(
             f"The expectation over all labels takes {numbers:,} derivatives of an example; say labels=1, which draws "
             "labels and passes back once a batch."
         )
-    size = max(1, _NUMBERS // numbers)
+    size = max(1, ENTRIES_AT_ONCE // numbers)
     for at in range(0, size_of(inputs), size):
         try:
             with warnings.catch_warnings():

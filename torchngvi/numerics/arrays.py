@@ -16,6 +16,11 @@ from torchngvi.numerics import sparse
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+# Limits of memory, in numbers: what a computation by pieces holds at once, and what it keeps between calls
+
+ENTRIES_AT_ONCE = 2**24  # of a temporary tensor, 128 MB in double precision
+ENTRIES_KEPT = 2**26  # of what is kept from one evaluation to the next, 512 MB
+
 # Arrays and tables of other libraries
 
 _NUMERIC = "biufc"  # kinds of the types of NumPy and pandas: truth values and numbers
@@ -89,8 +94,10 @@ def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
     return found
 
 
-def _tensors(result: Any) -> tuple[Tensor, ...]:
-    return result if isinstance(result, tuple) else (result,)
+def _tensors(result: Any) -> list[Tensor]:
+    if isinstance(result, tuple):
+        return [tensor for part in result for tensor in _tensors(part)]
+    return [result] if isinstance(result, Tensor) else []
 
 
 @remembered

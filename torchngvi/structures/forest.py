@@ -7,7 +7,6 @@ precision it says that nodes of different branches are independent, given their 
 local parameters of groups and global ones says of its posterior.
 """
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
@@ -17,8 +16,9 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from torchngvi.arguments import read_list, read_size, read_sizes, shown
 from torchngvi.errors import InputError
-from torchngvi.numerics import small_blocks
-from torchngvi.numerics.small_blocks import product
+from torchngvi.numerics import linalg
+from torchngvi.numerics.arrays import remembered
+from torchngvi.numerics.linalg import small_product as product
 from torchngvi.structures.blocks import EqualBlocks, FullAlgebra, block_diagonal
 from torchngvi.structures.pattern import Pattern, Structured
 
@@ -438,14 +438,12 @@ class Stored(Pattern):
         return self.matrix([Part(square * s.mT, border * s.mT) for (square, border), s in parts])
 
 
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)  # kept for later calls, which may be differentiated
+@remembered
 def _kinds_on(pattern: Stored, device: torch.device) -> tuple[Kind, ...]:
     return tuple(kind.on(device) for kind in pattern.kinds)
 
 
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)
+@remembered
 def _back_on(pattern: Stored, device: torch.device) -> Tensor | None:
     return None if pattern._back is None else pattern._back.to(device)
 
@@ -545,7 +543,7 @@ class Forest(Stored):
         """L x, or L⁻¹ x, from the leaves upwards."""
         inbox, out = Inbox(self.on(columns)), []
         for k, ((square, border), x) in enumerate(zip(parts, self.split(columns), strict=True)):
-            own = small_blocks.solve(square, inbox.own(k, x, -1)) if solving else inbox.own(k, product(square, x))
+            own = linalg.small_solve(square, inbox.own(k, x, -1)) if solving else inbox.own(k, product(square, x))
             out.append(own)
             inbox.post(k, border, own if solving else x)
         return self.join(out)
@@ -556,7 +554,7 @@ class Forest(Stored):
         for k, (square, border) in reversed(list(enumerate(parts))):
             x, above = out[k], rows.seen(k, border)
             if solving:
-                out[k] = small_blocks.tsolve(square, x if above is None else x - above)
+                out[k] = linalg.small_tsolve(square, x if above is None else x - above)
             else:
                 own = product(square.mT, x)
                 out[k] = own if above is None else own + above
@@ -612,7 +610,7 @@ class Forest(Stored):
         kinds, out = self.on(root), self.parts(root)
         chains = Chains(kinds)  # of the inverse
         for k, (square, border) in reversed(list(enumerate(out))):
-            own, above = small_blocks.inverse(square), chains.of_parents(k)
+            own, above = linalg.small_inverse(square), chains.of_parents(k)
             down = border if above is None else -below(kinds[k], above, product(border, own))
             out[k] = Part(own, down)
             chains.keep(k, own, down)
@@ -622,8 +620,8 @@ class Forest(Stored):
         """Factor A = L Lᵀ from the leaves upwards, without fill-in, and say for which members the factor exists."""
         inbox, out, fine = Inbox(self.on(symmetric), symmetric=True), [], []
         for k, (square, border) in enumerate(self.parts(symmetric)):
-            lower, ok = small_blocks.cholesky(inbox.own(k, square, -1))
-            down = small_blocks.solve(lower, inbox.border(k, border, -1).mT).mT
+            lower, ok = linalg.small_cholesky(inbox.own(k, square, -1))
+            down = linalg.small_solve(lower, inbox.border(k, border, -1).mT).mT
             inbox.post(k, down, down.mT)
             out.append(Part(lower, down))
             fine.append(ok.all(-1))

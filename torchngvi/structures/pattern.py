@@ -13,7 +13,6 @@ covariance side needs beyond it, products and functions of matrices that are not
 In what follows L and M are roots, A is symmetric and x a vector, or several; Π keeps the entries of the pattern.
 """
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
@@ -21,6 +20,8 @@ from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
+
+from torchngvi.numerics.arrays import remembered
 
 # Where the stored entries of a pattern stand, as flat indices, which are made once for each pattern and device
 
@@ -39,8 +40,7 @@ class Index(NamedTuple):
     unweights: Tensor  # √2 on the diagonal, 1 elsewhere
 
 
-@functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # kept for later calls, which may be differentiated
+@remembered
 def index_of(pattern: "Pattern", device: torch.device) -> Index:
     """Make the indices of a pattern on a device, or return those that were made for it before."""
     rows, columns = (x.flatten() for x in pattern.positions())

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, Multinomial
@@ -338,7 +338,7 @@ class Integrated(LogJoint):
         fixed, C, phi = self._predictor(block, theta)
         eta = fixed.unsqueeze(3).expand(*fixed.shape[:3], u.shape[-2], *fixed.shape[3:])
         if self.r:
-            b = small_blocks.product(u, C.mT)
+            b = linalg.small_product(u, C.mT)
             eta = eta + sum(block.Z[:, :, None, None, k] * b[:, None, ..., k] for k in range(self.r))
         y = tuple(one[:, None, None] for one in block.y)
         log_p = self.family.log_prob(eta.flatten(0, 1), y, phi[:, None, :])
@@ -366,7 +366,7 @@ class Integrated(LogJoint):
         if not self.r:
             return start, start[..., None, :], start.sum(-1)
         u, root = self._modes(block, theta, start, one_step)
-        spread = small_blocks.tsolve(root, z.mT.expand(*root.shape[:-2], -1, -1)).mT  # L = R⁻ᵀ, H = R Rᵀ
+        spread = linalg.small_tsolve(root, z.mT.expand(*root.shape[:-2], -1, -1)).mT  # L = R⁻ᵀ, H = R Rᵀ
         return u, spread, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def _modes(self, block: _Block, theta: Tensor, u: Tensor, one_step: bool) -> tuple[Tensor, Tensor]:
@@ -375,16 +375,16 @@ class Integrated(LogJoint):
         value, gradient, root = self._quadratic(block, u, fixed, C, phi)
         size = torch.ones_like(value)
         for _ in range(self.settings.steps):
-            half = small_blocks.solve(root, gradient[..., None])
+            half = linalg.small_solve(root, gradient[..., None])
             decrement = 0.5 * half.square().sum((-2, -1))
             if one_step:
-                found, astray = u - small_blocks.tsolve(root, half)[..., 0], (decrement >= self.settings.trust).any(0)
+                found, astray = u - linalg.small_tsolve(root, half)[..., 0], (decrement >= self.settings.trust).any(0)
                 if bool(astray.any()):
                     found[:, astray], root[:, astray] = self._modes(block, theta[astray], u[:, astray], False)
                 return found, root
             if bool((decrement < self.settings.decrement).all()):
                 break
-            new = u - size[..., None] * small_blocks.tsolve(root, half)[..., 0]
+            new = u - size[..., None] * linalg.small_tsolve(root, half)[..., 0]
             there = self._quadratic(block, new, fixed, C, phi)
             better = there[0] <= value + 1e-12 * value.abs()  # what rounding leaves
             u, value, gradient, root = replace_where(better, (new, *there), (u, value, gradient, root))
@@ -403,18 +403,18 @@ class Integrated(LogJoint):
         self.jets += len(phi) if block.part.start == 0 else 0
         f, slope, curvature = self._jet(block, u, fixed, C, phi)
         value = f.sum(1) + 0.5 * u.square().sum(-1)
-        gradient = small_blocks.product(_sums(slope, block.Z)[..., None, :], C)[..., 0, :] + u
+        gradient = linalg.small_product(_sums(slope, block.Z)[..., None, :], C)[..., 0, :] + u
         inner = _sums(curvature.clamp_min(0.0), _squares(block.Z)).unflatten(-1, (self.r, self.r))
         eye = torch.eye(self.r, dtype=u.dtype, device=u.device)
-        H = small_blocks.product(C.mT, small_blocks.product(inner, C)) + eye
-        root, ok = small_blocks.cholesky(H)
+        H = linalg.small_product(C.mT, linalg.small_product(inner, C)) + eye
+        root, ok = linalg.small_cholesky(H)
         return -finite(-value), gradient, torch.where(ok[..., None, None], root, eye)
 
     def _jet(self, block: _Block, u: Tensor, fixed: Tensor, C: Tensor, phi: Tensor) -> tuple[Tensor, ...]:
         """-log p(y | η, φ) of rows, times their weights, with two derivatives in η, (n, m, S)."""
         eta = fixed
         if self.r:
-            b = small_blocks.product(u[..., None, :], C.mT)[..., 0, :]
+            b = linalg.small_product(u[..., None, :], C.mT)[..., 0, :]
             eta = fixed + sum(block.Z[:, :, None, k] * b[:, None, :, k] for k in range(self.r))
         jet = self.family.jet(eta.flatten(0, 1), tuple(one[:, None] for one in block.y), phi)
         return tuple(block.weighted(part.unflatten(0, fixed.shape[:2])) for part in jet)
@@ -458,7 +458,7 @@ class Integrated(LogJoint):
             total += block.X.flatten(0, 1).mT @ WX.flatten(0, 1)
             if self.r:
                 root = self._quadratic(block, u, fixed, C, phi)[2][:, 0]
-                half = small_blocks.solve(root, C.mT @ (block.Z.mT @ WX)).flatten(0, 1)
+                half = linalg.small_solve(root, C.mT @ (block.Z.mT @ WX)).flatten(0, 1)
                 total -= half.mT @ half
         return total
 
@@ -550,7 +550,7 @@ class Integrated(LogJoint):
             u, root = self._modes(block, theta[part], modes[block.part, part], False)
             shift = draw_uniform(*u.shape[:2], 1, self.r + 1, generator=generator, like=u)
             z = torch.special.ndtri((lattice + shift[..., :-1]).frac().clamp(1e-12, 1 - 1e-12))
-            points = u[..., None, :] + wider * small_blocks.tsolve(root, z.mT).mT
+            points = u[..., None, :] + wider * linalg.small_tsolve(root, z.mT).mT
             if candidates > 1:
                 log_weights = self._integrand(block, theta[part], points) + 0.5 * z.square().sum(-1)
                 best = choose(log_weights, shift[..., 0, -1])
@@ -565,7 +565,7 @@ class Integrated(LogJoint):
     ) -> Tensor:
         """b = C u of the groups in the order of their numbers, (S, n, r)."""
         C = covariance_root(self.coordinates.split(theta)[1][0], self.r)
-        return small_blocks.product(u[self.place][..., None, :], C.mT)[..., 0, :].transpose(0, 1)
+        return linalg.small_product(u[self.place][..., None, :], C.mT)[..., 0, :].transpose(0, 1)
 
 
 def finite(values: Tensor) -> Tensor:
@@ -713,9 +713,9 @@ class Closed(LogJoint):
         if r:
             C = covariance_root(theta[:, :-1], r)
             eye = torch.eye(r, dtype=theta.dtype, device=theta.device)
-            inner = small_blocks.product(C.mT, small_blocks.product(self.inner[:, None], C))
-            factor, _ = small_blocks.cholesky(eye + scale * inner)  # (n, S, r, r)
-            half = small_blocks.solve(factor, scale * small_blocks.product(C.mT, self.cross[:, None]))
+            inner = linalg.small_product(C.mT, linalg.small_product(self.inner[:, None], C))
+            factor, _ = linalg.small_cholesky(eye + scale * inner)  # (n, S, r, r)
+            half = linalg.small_solve(factor, scale * linalg.small_product(C.mT, self.cross[:, None]))
             half = half.transpose(0, 1).flatten(1, 2)  # (S, n r, p + 1)
             G = G - half.mT @ half
             log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum((0, -1))

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from torchngvi.arguments import read_instance, read_seed, read_size, read_tensor
 from torchngvi.diagnostics.importance import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
-from torchngvi.numerics import linalg, small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, family_of
 from torchngvi.tables.globals import mixture_log_density, spread_evenly
@@ -471,7 +471,7 @@ class _Joint:
             self._total(slope[..., None] * z),
             self._total(curvature[..., None, None] * z[..., None] * z[..., None, :]),
         )
-        H = small_blocks.product(C.mT, small_blocks.product(W, C)) + torch.eye(self.r, dtype=u.dtype, device=u.device)
+        H = linalg.small_product(C.mT, linalg.small_product(W, C)) + torch.eye(self.r, dtype=u.dtype, device=u.device)
         return energy, u + _times(C.mT, g), H
 
     @torch.no_grad()
@@ -506,8 +506,8 @@ class _Joint:
         fixed, xi, phi = self._parts(psi)
         C, y, phi = self._root(xi), self._y(2), phi[..., None, :]
         z, log_w = normal_rule(nodes, self.r, psi) if self.r else (psi.new_zeros(1, 0), psi.new_zeros(1))
-        L = small_blocks.cholesky(H)[0]
-        v = u[..., None, :] + small_blocks.product(z, small_blocks.inverse(L)) if self.r else u[..., None, :]
+        L = linalg.small_cholesky(H)[0]
+        v = u[..., None, :] + linalg.small_product(z, linalg.small_inverse(L)) if self.r else u[..., None, :]
         eta = self._rows(_times(C[..., None, :, :], v), fixed[..., None])
         with torch.set_grad_enabled(gradient):
             eta, phi = eta.requires_grad_(gradient), phi.detach().requires_grad_(gradient)
@@ -577,13 +577,13 @@ def _like(mask: Tensor, table: Tensor) -> Tensor:
 
 def _times(C: Tensor, u: Tensor) -> Tensor:
     """C u, (..., r)."""
-    return small_blocks.product(u[..., None, :], C.mT)[..., 0, :] if C.shape[-1] != 1 else u * C[..., 0]
+    return linalg.small_product(u[..., None, :], C.mT)[..., 0, :] if C.shape[-1] != 1 else u * C[..., 0]
 
 
 def _newton(g: Tensor, H: Tensor) -> Tensor:
     """-H⁻¹ g of many small systems."""
-    L = small_blocks.cholesky(H)[0]
-    return -small_blocks.tsolve(L, small_blocks.solve(L, g[..., None]))[..., 0]
+    L = linalg.small_cholesky(H)[0]
+    return -linalg.small_tsolve(L, linalg.small_solve(L, g[..., None]))[..., 0]
 
 
 # ----------------------------------------------------------------------------------------------------- the mode

@@ -44,7 +44,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import listed, needing
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior, ScalePrior
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.numerics.special import normal_rule
 from torchngvi.structures.forest import Forest
 from torchngvi.structures.pattern import Structured
@@ -387,7 +387,7 @@ class ByLaplace(LogJoint):
         """The linear predictor at values of the globals."""
         a, xis, phi = self.coordinates.split(theta)
         pairs = zip(self.rows.factors, xis, strict=True)
-        designs = [small_blocks.product(of.Z, covariance_root(xi, of.Z.shape[1])) for of, xi in pairs]
+        designs = [linalg.small_product(of.Z, covariance_root(xi, of.Z.shape[1])) for of, xi in pairs]
         return _Linear(designs, a @ self.X.mT + self.offset, phi)
 
     def _jet(self, of: _Linear, u: Tensor) -> tuple[Tensor, ...]:
@@ -496,7 +496,7 @@ class ByLaplace(LogJoint):
         leaf = self.leaf
         n, r, groups = self.arranged.n[leaf], self.arranged.r[leaf], self.arranged.groups[leaf]
         square = self.forest.parts(root)[0].square  # (S, n, r, r)
-        apart = small_blocks.tsolve(square[:, None], z.mT.expand(-1, -1, n, -1, -1)).mT  # (S, M, n, K, r)
+        apart = linalg.small_tsolve(square[:, None], z.mT.expand(-1, -1, n, -1, -1)).mT  # (S, M, n, K, r)
         w = points[..., self.arranged.places[leaf]].unflatten(-1, (n, r)).transpose(0, 1)[..., None, :] + apart
         eta = (of.fixed + self.arranged.predictor(of.designs, points)).permute(2, 1, 0)[..., None]  # (N, S, M, 1)
         design = of.designs[leaf].transpose(0, 1)[:, :, None, None, :]  # (N, S, 1, 1, r)
@@ -548,7 +548,7 @@ class ByLaplace(LogJoint):
         xis = self.coordinates.split(theta)[1]
         pairs = zip(self.arranged.places, xis, self.arranged.r, strict=True)
         return tuple(
-            small_blocks.product(drawn[:, at].unflatten(-1, (-1, r)), covariance_root(xi, r).mT) for at, xi, r in pairs
+            linalg.small_product(drawn[:, at].unflatten(-1, (-1, r)), covariance_root(xi, r).mT) for at, xi, r in pairs
         )
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchngvi.errors import InputError
 from torchngvi.models import BernoulliLogit, LogJoint, MixedLogJoint, PoissonLog
 from torchngvi.models.mixed_prior import root_of
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 
 _NEWTON = 50  # iterations, of which a handful are needed
 _HALVINGS = 40  # of one step
@@ -85,7 +85,7 @@ class Centring(ABC):
         b, beta, omega = self.rows.parts(transformed)
         W = root_of(omega, self.rows.r)
         at = self.locals(beta, W @ W.mT)
-        moved = at.location + small_blocks.product(at.root, b[..., None])[..., 0]
+        moved = at.location + linalg.small_product(at.root, b[..., None])[..., 0]
         return torch.cat([moved.flatten(-2), beta, omega], -1), at.log_det
 
     def log_joint(self, transformed: Tensor) -> Tensor:
@@ -163,9 +163,9 @@ class ModeCentred(Centring):
 
 def _gaussian(precision: Tensor, vector: Tensor | None) -> Locals:
     """N(P⁻¹x, P⁻¹) of each group, with the lower root of P⁻¹; the location is 0 where there is no x."""
-    inverse = small_blocks.inverse(small_blocks.cholesky(precision)[0])  # P⁻¹ = R⁻ᵀR⁻¹
+    inverse = linalg.small_inverse(linalg.small_cholesky(precision)[0])  # P⁻¹ = R⁻ᵀR⁻¹
     log_det = inverse.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
-    root, _ = small_blocks.cholesky(small_blocks.product(inverse.mT, inverse))
+    root, _ = linalg.small_cholesky(linalg.small_product(inverse.mT, inverse))
     if vector is None:
         location = torch.zeros_like(inverse[..., 0])
     else:

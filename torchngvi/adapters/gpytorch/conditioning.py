@@ -45,10 +45,9 @@ from torchngvi.adapters.gpytorch.training import forget_rows, remember_rows
 from torchngvi.arguments import read_count, read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame
+from torchngvi.numerics.arrays import ENTRIES_AT_ONCE
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.structures import Dense
-
-_ENTRIES = 2**24  # of the matrices of a piece of the test rows
 
 
 @torch.no_grad()
@@ -328,7 +327,7 @@ def predict_with_neighbours(
         _alone(target.latents, "predictions are corrected by rows near them")
         (train_x, train_y), (x, _) = all_rows(target.batches, target.latents), all_rows((x, x[..., 0]), target.latents)
         near = _Near(target, train_x, train_y, min(neighbours, len(train_y)))
-        size = max(1, _ENTRIES // (len(train_y) + (neighbours + 1) * (neighbours + target.posterior.dim)))
+        size = max(1, ENTRIES_AT_ONCE // (len(train_y) + (neighbours + 1) * (neighbours + target.posterior.dim)))
         parts = [near.predict(part) for part in x.split(size)]
     mean, variance = (torch.cat(part).to(train_x.dtype) for part in zip(*parts, strict=True))
     return MultivariateNormal(mean, DiagLinearOperator(variance))

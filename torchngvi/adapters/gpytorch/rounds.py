@@ -42,9 +42,9 @@ from torchngvi.fitting.checkpoints import copied, describe_data
 from torchngvi.fitting.loop import Ending, Engine
 from torchngvi.fitting.records import Record
 from torchngvi.fitting.stopping import Standing, Stop
+from torchngvi.numerics.arrays import ENTRIES_AT_ONCE
 
 _FIRST = 2048  # rows of the first round, or 4M if that is more
-_ENTRIES = 2**24  # n M at most
 _ITERATIONS = 25  # of L-BFGS a round
 _MEMORY = 20  # pairs that it keeps
 _TOLERANCE = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps to the same end
@@ -99,7 +99,7 @@ class Rounds(Engine):
             return N
         if first is None:
             first = _SEVERAL.first if self.several else _FIRST
-        entries = _ENTRIES // self.gaussian.batch_shape.numel()
+        entries = ENTRIES_AT_ONCE // self.gaussian.batch_shape.numel()
         most, size = min(N, max(entries // M, 4 * M)), max(first, 4 * M) * 2**number
         return most if 1.5 * size >= most else size
 
@@ -141,7 +141,7 @@ class Rounds(Engine):
 
     def allows(self, size: int) -> bool:
         """Whether a round with so many inducing points has four rows for each of them."""
-        return 4 * size**2 <= _ENTRIES
+        return 4 * size**2 <= ENTRIES_AT_ONCE
 
     def _standing(self, told: bool) -> Standing:
         """The standing after the last round."""

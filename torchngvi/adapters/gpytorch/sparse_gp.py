@@ -28,12 +28,10 @@ from torchngvi.distributed import Processes
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, Posterior, Prior, Raw, Sites, TractableTarget
 from torchngvi.models import streamed
-from torchngvi.numerics.arrays import Versions
+from torchngvi.numerics.arrays import ENTRIES_KEPT, Versions
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
-
-_KEPT = 2**26  # entries of the rows a_n that are kept from one evaluation to the next
 
 
 @final
@@ -293,7 +291,7 @@ class SparseGP(TractableTarget):
                 prior = kernels(self.strategy, x, factor)
                 projection, factor = prior.projection(dtype), prior.factor
             size += projection.rows.numel()
-            if isinstance(self.batches, list) and index == len(kept) and size <= _KEPT:
+            if isinstance(self.batches, list) and index == len(kept) and size <= ENTRIES_KEPT:
                 kept.append(projection)
             yield None, projection, y.to(dtype)
 

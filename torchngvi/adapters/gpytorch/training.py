@@ -59,6 +59,7 @@ from torchngvi.fitting.records import FitResult, Record
 from torchngvi.fitting.stopping import Criterion, Gradients, joined
 from torchngvi.methods import IBLR, VN
 from torchngvi.models.sharded import threads
+from torchngvi.numerics.arrays import ENTRIES_KEPT
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
@@ -66,7 +67,6 @@ _AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
 _FIRST = 8  # the first search is on a part of the rows of one in so many
 _ROWS = 4096  # for which the kernel is evaluated at once, or 4M if that is more
 _REMEMBERED = 16  # rows of a call by which a later one sees whether these are given again; in all 16 times as many
-_ENTRIES = 2**26  # of the rows a_n of all functions at most, from which q is searched
 _INTERRUPTED = "because it was interrupted"
 
 
@@ -615,7 +615,7 @@ def _search(target: SparseGP) -> None:
     """Bring q to its optimum for all rows, or for a part that fits; not where targets are missing."""
     x, y = all_rows(target.batches, target.latents)
     rows, row = count(x), row_dimension(y, target.latents)
-    most = min(rows, _ENTRIES // target.posterior.mean.numel())
+    most = min(rows, ENTRIES_KEPT // target.posterior.mean.numel())
     if isinstance(target.likelihood, FixedNoiseGaussianLikelihood):
         most = rows
     if bool(y.isnan().any()):

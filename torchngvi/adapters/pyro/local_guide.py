@@ -62,7 +62,7 @@ from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Second
 from torchngvi.interfaces import Frame
 from torchngvi.methods import VN
 from torchngvi.models.mixed_batches import BoundOfMembers, Locals, Seen, natural_norm, settled
-from torchngvi.numerics import small_blocks
+from torchngvi.numerics import linalg
 from torchngvi.numerics.arrays import tracked
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.posteriors import PrecisionCholeskyGaussian
@@ -404,8 +404,8 @@ class Visits(BoundOfMembers):
         """z of the members, (S, B, r), and of the globals, (S, P), in antithetic pairs."""
         quasi = Quasi(self.num_particles // 2, seed=drawn_seed())
         half = quasi(self.like.new_zeros(members, self.r)).movedim(0, -1)  # (B, r, S/2)
-        root, _ = small_blocks.cholesky(half @ half.mT / half.shape[-1])
-        half = small_blocks.solve(root, half).movedim(-1, 0)
+        root, _ = linalg.small_cholesky(half @ half.mT / half.shape[-1])
+        half = linalg.small_solve(root, half).movedim(-1, 0)
         return torch.cat([half, -half]), Antithetic(self.num_particles)(self.like.new_zeros(self.dim))
 
     def first(self, q: PrecisionCholeskyGaussian) -> None:
@@ -529,7 +529,7 @@ class Visits(BoundOfMembers):
 
 def _drawn(here: Locals, root: Tensor, frame: Frame, z: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Draws from the marginals of members: b_i, (S, B, r), and g, (S, P)."""
-    off, own = frame.push(z[1]), small_blocks.tsolve(root, z[0].movedim(0, -1)).movedim(-1, 0)
+    off, own = frame.push(z[1]), linalg.small_tsolve(root, z[0].movedim(0, -1)).movedim(-1, 0)
     return here.mean - torch.einsum("sp,bpr->sbr", off, here.slope) + own, frame.mean + off
 
 
@@ -691,8 +691,8 @@ class AutoLocalGaussian(AutoGuide):
     def quantiles(self, quantiles: Iterable[float], *args: Any, **kwargs: Any) -> dict[str, Tensor]:
         """The quantiles of each latent at levels between 0 and 1, (levels, *shape), the plate at its full size."""
         frame, memo = self.posterior.frame(), self.memo
-        root, _ = small_blocks.cholesky(memo.precision)
-        own = small_blocks.inverse(root).square().sum(-2)
+        root, _ = linalg.small_cholesky(memo.precision)
+        own = linalg.small_inverse(root).square().sum(-2)
         across = (frame.dense().mT @ memo.slope).square().sum(-2)
         mean = memo.centre - frame.mean @ memo.slope
         z = torch.special.ndtri(torch.as_tensor(read_shares("quantiles", quantiles)).to(mean))
