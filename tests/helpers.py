@@ -219,7 +219,11 @@ def difference(function: Callable[[float], Tensor], step: float = 1e-3) -> Tenso
     return (8 * near - far) / (12 * step)
 
 
-def check_refusal(call: Callable[[], object], error: type[Exception], words: tuple[str, ...]) -> None:
+def check_refusal(
+    call: Callable[[], object],
+    words: tuple[str, ...],
+    error: type[Exception] | tuple[type[Exception], ...] = InputError,
+) -> None:
     """The call raises that exception, and its message has all of the words."""
     with pytest.raises(error) as refusal:
         call()

@@ -14,7 +14,6 @@ from helpers import check_refusal, close
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from torchngvi.errors import InputError
 from torchngvi.tables.families import (
     FAMILIES,
     Bernoulli,
@@ -500,7 +499,7 @@ def test_refusals():
         ("ordinal", (one,), ("2 to 50 categories", "1")),
     ):
         family, ones = family_of(name), torch.ones_like(y[0])
-        check_refusal(lambda f=family, y=y, w=ones: f.settled(y, w, 0 * w).checked(y), InputError, words)
+        check_refusal(lambda f=family, y=y, w=ones: f.settled(y, w, 0 * w).checked(y), words)
 
 
 def test_two_classes():
@@ -520,7 +519,7 @@ def test_categories():
     assert family.parameters == ("threshold[1]", "threshold[2]")
     assert family.checked((y,))[0].tolist() == [2.0, 0.0, 1.0, 2.0]
     assert family.checked((y[:1],))[0].tolist() == [2.0]
-    check_refusal(lambda: family.checked((y + 1,)), InputError, ("categories 1, 2, 3", "4", "row 1"))
+    check_refusal(lambda: family.checked((y + 1,)), ("categories 1, 2, 3", "4", "row 1"))
     labelled = Ordinal(LABELS)
     assert labelled.settled((y,), torch.ones_like(y), 0 * y) is labelled
     assert labelled.checked((y,))[0].tolist() == y.tolist()
@@ -549,8 +548,8 @@ def test_held():
     check_family(some)
     check_family(Held(Gaussian(), {"residual sd": 0.1}))
     for values, word in (({"size": -1.0}, "positive"), ({"shape": 1.0}, "it has size")):
-        check_refusal(lambda v=values: Held(NegativeBinomial(), v), InputError, (word,))
-    check_refusal(lambda: Held(Ordinal(LABELS), {"threshold[1]": 1.0}), InputError, ("cannot be held one by one",))
+        check_refusal(lambda v=values: Held(NegativeBinomial(), v), (word,))
+    check_refusal(lambda: Held(Ordinal(LABELS), {"threshold[1]": 1.0}), ("cannot be held one by one",))
 
 
 def test_names():
@@ -569,8 +568,8 @@ def test_names():
     own = Held(Gaussian(), {"residual sd": 1.0})
     assert family_of(own) is own
     assert isinstance(family_of(Poisson), Poisson)
-    check_refusal(lambda: family_of("poison"), InputError, ("poison", "'poisson'", "beta_binomial"))
-    check_refusal(lambda: family_of(3), InputError, ("3", "gaussian"))
+    check_refusal(lambda: family_of("poison"), ("poison", "'poisson'", "beta_binomial"))
+    check_refusal(lambda: family_of(3), ("3", "gaussian"))
 
 
 # Families that are wrong
@@ -710,7 +709,7 @@ class Nameless(Family):
 )
 def test_wrong_families(wrong, words):
     """What is wrong is named in a sentence."""
-    check_refusal(lambda: check_family(wrong()), InputError, words)
+    check_refusal(lambda: check_family(wrong()), words)
 
 
 def test_wrong_calls():
@@ -719,7 +718,7 @@ def test_wrong_calls():
     class Exposed(Poisson):
         extra = ("exposure",)
 
-    check_refusal(lambda: check_family("poisson"), InputError, ("'poisson'",))
-    check_refusal(lambda: check_family(Exposed()), InputError, ("extra=", "exposure"))
+    check_refusal(lambda: check_family("poisson"), ("'poisson'",))
+    check_refusal(lambda: check_family(Exposed()), ("extra=", "exposure"))
     check_family(Exposed(), extra=(1.0,))
     check_family(family_of("ordinal"), (tensor([1.0, 2.0, 5.0]),))

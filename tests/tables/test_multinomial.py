@@ -12,7 +12,6 @@ from test_bambi import model, prior
 import torchngvi
 from torchngvi.adapters.bambi import from_bambi
 from torchngvi.cli import main
-from torchngvi.errors import InputError
 from torchngvi.tables import MixedModel, Normal, check_family, compare, fit_many, load, regression
 from torchngvi.tables.families import Multinomial, family_of
 
@@ -233,7 +232,7 @@ def test_priors_by_the_name_of_a_coefficient_of_a_column_and_of_all():
     said = regression("y ~ 0 + sex", table(), "multinomial").priors.describe()
     assert said.count("for each of the 2 levels") == 2
     wrong = lambda: regression("y ~ x", table(), "multinomial", priors={"bike: x": Normal(0, 1)})  # noqa: E731
-    check_refusal(wrong, InputError, ("bike: x", "car: x"))
+    check_refusal(wrong, ("bike: x", "car: x"))
 
 
 def test_pictures_and_arviz(fitted):
@@ -287,7 +286,7 @@ def test_arrays_are_fitted_as_tables_are():
     two = regression("y ~ x", frame.assign(y=frame.y.astype(int)), "multinomial").fit(progress=False)
     close(one.summary().fixed.mean, two.summary().fixed.mean, 1e-9)
     assert one.outcomes == ("2", "5", "7")
-    check_refusal(lambda: one.predict(X[:3], offset=[1.0, 0.0, 0.0]), InputError, ("offset", "multinomial"))
+    check_refusal(lambda: one.predict(X[:3], offset=[1.0, 0.0, 0.0]), ("offset", "multinomial"))
 
 
 @pytest.mark.accuracy
@@ -355,7 +354,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_not_there_is_refused_by_a_sentence(case):
-    check_refusal(REFUSED[case][0], InputError, REFUSED[case][1])
+    check_refusal(REFUSED[case][0], REFUSED[case][1])
 
 
 def test_the_command_line_fits_and_predicts(tmp_path, capsys):
@@ -398,4 +397,4 @@ def test_a_categorical_model_of_bambi_is_the_same():
     assert made.family.name == "multinomial"
     assert (found["b: x"], found["c: x"]) == ("N(0, 0.7^2)", "N(0, 0.7^2)")
     several = model("kind ~ x", "categorical", "softmax", {"x": prior("Normal", mu=0.0, sigma=np.array([1.0, 2.0]))})
-    check_refusal(lambda: from_bambi(several), InputError, ("prior of x", "one for all categories"))
+    check_refusal(lambda: from_bambi(several), ("prior of x", "one for all categories"))
