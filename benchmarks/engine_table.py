@@ -41,7 +41,7 @@ try:
 except ImportError:  # of an older checkout
     antithetic = None
 try:
-    from torchngvi.fitting.settings import EngineSettings
+    from torchngvi.fitting.starts import EngineSettings
 except ImportError:  # of an older checkout
     EngineSettings = None  # type: ignore[assignment,misc]
 

@@ -11,10 +11,10 @@ from torchngvi.diagnostics.linear_response import Residuals, _Part, flatness, th
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting.descent import Descent, Point, SampledObjective
-from torchngvi.fitting.fresh import Fresh
+from torchngvi.fitting.sample_average import Fresh
 from torchngvi.fitting.sample_average import why_converged as converged
 from torchngvi.fitting.sample_average import why_not_enough as not_enough
-from torchngvi.fitting.settings import EngineSettings
+from torchngvi.fitting.starts import EngineSettings
 from torchngvi.models.factors import Guarded
 from torchngvi.optim import Status
 from torchngvi.structures import Dense, Diagonal, arrow, block_diagonal

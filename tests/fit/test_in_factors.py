@@ -22,8 +22,7 @@ from torchngvi import (
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
 from torchngvi.fitting.descent import Descent, SampledObjective
 from torchngvi.fitting.fit import tolerance_by_draws
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import EngineSettings, Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors
 from torchngvi.models.factors import Guarded, GuardedFactors, in_factors
 from torchngvi.structures import arrow

@@ -7,10 +7,8 @@ import torch
 from test_starts import quiet
 
 from torchngvi import CholeskyGaussian, DataLogJoint, LogJoint
-from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import EngineSettings, Starts, sampled_loss
 from torchngvi.fitting.stopping import Stop
 from torchngvi.models.factors import Guarded
 

@@ -25,8 +25,7 @@ from torchngvi.fitting.pool import (
     natural_step,
 )
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import EngineSettings, Starts
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.models import LogJoint
 from torchngvi.posteriors import PrecisionCholeskyGaussian

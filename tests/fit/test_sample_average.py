@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+import types
 
 import pytest
 import torch
@@ -13,9 +14,9 @@ from torchngvi.diagnostics.importance import smoothed
 from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sampled import SampleAverage
-from torchngvi.fitting import fresh, sample_average
+from torchngvi.fitting import sample_average
 from torchngvi.fitting.descent import Point
-from torchngvi.fitting.settings import EngineSettings
+from torchngvi.fitting.starts import EngineSettings
 from torchngvi.models.factors import Guarded
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -243,12 +244,12 @@ def heavy_weights(q):
 def test_what_importance_sampling_would_keep():
     """By smoothed weights; heavy tails make it a rough number, and a few large among equal ones do not."""
     q = CholeskyGaussian(5, dtype=torch.float64)
-    heavy = fresh.judge(q, Guarded(LogJoint(lambda theta: -torch.log1p(theta.square()).sum(-1))), 0)
+    heavy = sample_average.judge(q, Guarded(LogJoint(lambda theta: -torch.log1p(theta.square()).sum(-1))), 0)
     terms = heavy_weights(q)
     assert heavy.share == pytest.approx(float(smoothed(terms).effective) / 1024)
     assert heavy.k_hat == pytest.approx(float(smoothed(terms).k_hat))
     assert heavy._replace(share=0.37, k_hat=0.8).kept == ("importance sampling would keep about 37% of them")
-    exact = fresh.judge(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0)
+    exact = sample_average.judge(q, Guarded(LogJoint(lambda theta: -0.5 * theta.square().sum(-1))), 0)
     assert exact.kept == "importance sampling would keep 100% of them"
     assert exact._replace(k_hat=2.0).kept == exact.kept
 
@@ -541,13 +542,17 @@ def test_an_energy_in_the_place_of_a_log_joint(pooled):
 
 
 def test_how_wide_q_spreads_is_said_where_it_does():
+    def unconfined(loss, wider):
+        starts = types.SimpleNamespace(unconfined=lambda loss: True, wider=lambda: wider)
+        return sample_average.why_lost(Point(*torch.tensor([1.0, 1.0, loss], dtype=torch.float64)), starts, None)
+
     narrow = "because the negative ELBO falls without bound, to -9.8e+52: the log joint does not confine q. Give every "
-    assert sample_average.unconfined(-9.8e52, -28.0).startswith(narrow)
+    assert unconfined(-9.8e52, -28.0).startswith(narrow)
     wide = (
         "because the negative ELBO falls without bound, to -28.4, and q spreads e^15 times as wide as it started: the "
     )
-    assert sample_average.unconfined(-28.4, 15.0).startswith(wide)
-    assert sample_average.unconfined(-28.4, 15.0).endswith("Give every parameter a proper prior.")
+    assert unconfined(-28.4, 15.0).startswith(wide)
+    assert unconfined(-28.4, 15.0).endswith("Give every parameter a proper prior.")
 
 
 @pytest.mark.parametrize(
@@ -556,7 +561,8 @@ def test_how_wide_q_spreads_is_said_where_it_does():
 )
 def test_a_larger_tolerance_is_advised_near_an_optimum_only(norm2, first):
     point = Point(*(torch.tensor(x, dtype=torch.float64) for x in (norm2, 0.02, 0.0)))
-    assert sample_average.advice(point) == f"{first}, or transform the model to be nearer to a Gaussian."
+    said = sample_average.why_not_enough(point, 1.0, 64, 0.1, None)
+    assert said.endswith(f". {first}, or transform the model to be nearer to a Gaussian.")
 
 
 def test_too_few_draws(monkeypatch, pooled):

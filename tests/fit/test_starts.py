@@ -11,11 +11,9 @@ from helpers import eight_schools
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, fit
 from torchngvi.expectations.draws import Fixed
 from torchngvi.fitting import Gradients, Seconds
-from torchngvi.fitting.fresh import sampled_loss
 from torchngvi.fitting.loop import Loop
 from torchngvi.fitting.sample_average import SampleAverages
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import EngineSettings, Starts, sampled_loss
 from torchngvi.fitting.stopping import NormBelow
 from torchngvi.mode import Mode, find_mode
 from torchngvi.models.factors import Guarded

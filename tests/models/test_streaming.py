@@ -33,8 +33,8 @@ from torchngvi import (
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.fitting import streaming
-from torchngvi.fitting.streaming import stream_batches, stream_rows
+from torchngvi.fitting import starts
+from torchngvi.fitting.starts import stream_batches, stream_rows
 from torchngvi.models import GaussianNoise, StudentT
 
 FAMILIES = [CholeskyGaussian, NaturalGaussian, DiagonalGaussian]
@@ -113,12 +113,12 @@ def lowest_of(model, family=CholeskyGaussian):
 
 def set_numbers(monkeypatch, **numbers):
     """Other numbers of a start in passes."""
-    monkeypatch.setattr(streaming, "_SETTINGS", dataclasses.replace(streaming._SETTINGS, **numbers))
+    monkeypatch.setattr(starts, "_SETTINGS", dataclasses.replace(starts._SETTINGS, **numbers))
 
 
 def watch(monkeypatch, passes=None):
     """Every visit of `_visit`: (number, λ before it, λ of what is known, whether there is a target)."""
-    visits, ends, original = [], [], streaming._visit
+    visits, ends, original = [], [], starts._visit
 
     def spy(work, start, parts, optimizer, planned):
         def spied():
@@ -126,15 +126,15 @@ def watch(monkeypatch, passes=None):
 
                 def visited(known, number=number, part=part):
                     target = part(known)
-                    visits.append((number, streaming._natural(work), known, target is not None))
+                    visits.append((number, starts.natural_parameters(work), known, target is not None))
                     return target
 
                 yield visited
 
         original(work, start, spied, optimizer, passes or planned)
-        ends.append((start, streaming._natural(work)))
+        ends.append((start, starts.natural_parameters(work)))
 
-    monkeypatch.setattr(streaming, "_visit", spy)
+    monkeypatch.setattr(starts, "_visit", spy)
     return visits, ends
 
 
@@ -235,15 +235,15 @@ class TestSites:
         after = [visit[1] for visit in visits[1:]] + [end]
         for (number, before, known, _), now in zip(visits, after, strict=True):
             if number in sites:
-                same_naturals(known, before.plus(sites[number], -1.0))
+                same_naturals(known, before - sites[number])
             elif number:
                 same_naturals(known, before)
             else:
                 same_naturals(known, start)  # and not the q it begins with
-            sites[number] = now.plus(known, -1.0)
+            sites[number] = now - known
         total = start
         for site in sites.values():
-            total = total.plus(site)
+            total = total + site
         same_naturals(total, end)
 
     def test_the_start_is_the_prior_or_nothing(self, monkeypatch):
@@ -256,18 +256,18 @@ class TestSites:
 
     def test_no_density_no_target(self, monkeypatch):
         kept = []
-        monkeypatch.setattr(streaming, "_visit", lambda work, start, parts, *_: kept.extend(parts()))
+        monkeypatch.setattr(starts, "_visit", lambda work, start, parts, *_: kept.extend(parts()))
         stream_rows(new(), conjugate()[0], 8)
-        good, bad = (streaming._Natural(torch.zeros(3), S.double()) for S in (torch.eye(3), -torch.eye(3)))
-        good = good._replace(b=good.b.double())
-        bad = bad._replace(b=bad.b.double())
+        good, bad = (starts.SiteSum(torch.zeros(3), S.double()) for S in (torch.eye(3), -torch.eye(3)))
+        good = good._replace(vector=good.vector.double())
+        bad = bad._replace(vector=bad.vector.double())
         assert len(kept) == 3
         assert all(part(bad) is None and part(good) is not None for part in kept)
 
     def test_a_skipped_batch_keeps_its_site(self):
         """Without a target, or where no step is taken, λ and the sites are what they were."""
         model, knowns, turns = logistic(40), [], itertools.count()
-        work, start = new(dim=4), streaming._Natural(torch.zeros(4, dtype=DTYPE), 2 * torch.eye(4, dtype=DTYPE))
+        work, start = new(dim=4), starts.SiteSum(torch.zeros(4, dtype=DTYPE), 2 * torch.eye(4, dtype=DTYPE))
         good, none = LogJoint(model.log_joint), LogJoint(lambda theta: theta.sum(-1) * torch.nan)
 
         def parts():
@@ -282,13 +282,13 @@ class TestSites:
 
             return map(part, range(2))
 
-        estimator = streaming.SampleAverage(Fixed(32))
-        streaming._visit(work, start, parts, lambda work: VN(work, estimator=estimator), 4)
+        estimator = starts.SampleAverage(Fixed(32))
+        starts._visit(work, start, parts, lambda work: VN(work, estimator=estimator), 4)
         for known in knowns[:3]:  # nothing was visited yet, though q is not the start
             same_naturals(known, start, 0.0)
         for first, second in zip(knowns[4::2], knowns[5::2], strict=True):
             same_naturals(first, start)
-            same_naturals(second, streaming._natural(work))
+            same_naturals(second, starts.natural_parameters(work))
 
     def test_careful_first(self, monkeypatch):
         """The first batches of the first pass are fitted, every other visit is one step without a trial."""

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_leaves
 from torchngvi import VN, CholeskyGaussian, NaturalGaussian, PrecisionCholeskyGaussian, Quadrature, fit
 from torchngvi.errors import InputError
 from torchngvi.fitting import Evaluations, NormBelow
-from torchngvi.fitting.groups import PassesOverGroups
+from torchngvi.fitting.steps import PassesOverGroups
 from torchngvi.interfaces import Coordinates
 from torchngvi.models import MixedLogJoint
 from torchngvi.models.mixed_batches import MixedInBatches, moved

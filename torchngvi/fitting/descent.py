@@ -31,7 +31,7 @@ from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.loop import Ending
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.settings import EngineSettings
+from torchngvi.fitting.starts import EngineSettings
 from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Coordinates, Estimator, Target
 from torchngvi.methods import VN

@@ -43,7 +43,7 @@ ENGINES = {
     "averages": "torchngvi.fitting.sample_average:averages_of",  # a log joint without an optimizer
     "chunks": "torchngvi.fitting.steps:chunks_of",  # a regression: steps, of a large batch some members at a time
     "flat": "torchngvi.fitting.smoothed:flat_steps_of",  # a flat posterior: until a smoothed bound stops rising
-    "groups": "torchngvi.fitting.groups:passes_of",  # a mixed model in batches of groups: a pass for each step
+    "groups": "torchngvi.fitting.steps:passes_of",  # a mixed model in batches of groups: a pass for each step
     "mixture": "torchngvi.fitting.mixtures:mixture_steps_of",  # natural gradients of components and weights
     "product": "torchngvi.fitting.coordinate_sweeps:sweeps_of",  # a product and a `FactorGraph`: coordinate ascent
     "steps": "torchngvi.fitting.steps:steps_of",  # an optimizer is given, or E_q[ℓ] has a closed form

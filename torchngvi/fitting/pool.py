@@ -37,7 +37,7 @@ from torchngvi.diagnostics.linear_response import PAIRS
 from torchngvi.fitting.checkpoints import copied
 from torchngvi.fitting.descent import Descent, Point
 from torchngvi.fitting.loop import Engine
-from torchngvi.fitting.settings import EngineSettings
+from torchngvi.fitting.starts import EngineSettings
 from torchngvi.fitting.stopping import Standing
 from torchngvi.interfaces import Target
 from torchngvi.numerics.linalg import anderson, eigh, positive_columns, reverse_cholesky, triangular_inverse

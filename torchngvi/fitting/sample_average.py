@@ -12,31 +12,31 @@ Its minimum misses that of L by about half of
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as many more as the
 noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.
 
-Parts: `starts`, `pool` (over all draws so far), `descent` (averages over one set of draws after another), `fresh`
-(the check), and here the order of them, with the words.
+Parts: `starts`, `pool` (over all draws so far), `descent` (averages over one set of draws after another), and here the
+order of them, the check on fresh draws, and the words.
 """
 
 import math
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
-from torchngvi.errors import TorchngviError
-from torchngvi.expectations.draws import drawn_seed
-from torchngvi.fitting import fresh
+from torchngvi.diagnostics.importance import smoothed
+from torchngvi.errors import InputError, TorchngviError
+from torchngvi.expectations.draws import Fixed, drawn_seed
 from torchngvi.fitting.checkpoints import Generators, describe_problem
 from torchngvi.fitting.descent import Descent, Place, Point
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine, Examined
 from torchngvi.fitting.pool import PoolLoop
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.starts import Starts
+from torchngvi.fitting.starts import EngineSettings, Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
-from torchngvi.models.factors import VALUE, BudgetError, Guarded
+from torchngvi.models.factors import FAILING, VALUE, BudgetError, Guarded
 from torchngvi.models.log_joint import FullPrecision, WarpedTarget
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.warps import Warped
@@ -47,6 +47,66 @@ _PARTS = ("descent", "pooled", "starts")  # that have a state of their own
 
 _T = TypeVar("_T")
 _Path = Generator[Standing, None, _T]  # where it stands after each evaluation
+
+
+# A fit judged on draws that it was not fitted to
+
+
+class Fresh(NamedTuple):
+    """What fresh draws say of q: the ELBO, its standard error and the worth of the importance weights."""
+
+    elbo: Tensor  # (*batch,)
+    error: Tensor  # (*batch,)
+    share: float  # of the draws, what their Pareto-smoothed importance weights are worth, the smallest
+    lost: str  # why there is no such number, or nothing
+    dropped: int = 0  # draws at which the log joint failed or was NaN, left out where they are few
+    k_hat: float = 0.0  # the largest
+    draws: int = 1024
+
+    @property
+    def kept(self) -> str:
+        """What importance sampling would keep, about where k-hat says that it is a rough number."""
+        rough = "about " if self.k_hat >= 0.5 and self.share < 0.9 else ""  # unless nearly all weights are equal
+        return f"importance sampling would keep {rough}{self.share:.0%} of them"
+
+    def __str__(self) -> str:
+        return f"on {self.draws} fresh draws the ELBO is {float(self.elbo.sum()):.6g} ± {float(self.error.norm()):.1g}"
+
+
+def judge(q: Gaussian, target: Guarded, seed: int, draws: int = 1024) -> Fresh:
+    """The log weights of draws that were not fitted to, by that seed."""
+    failed = target.failures()
+    z = Fixed(draws, seed=seed)(q.mean_probe.detach())
+    theta = q.push_noise(z).detach()
+    reason = ""
+    try:
+        with torch.enable_grad():  # as in the fit, for functions that differentiate
+            value = target.log_joint(theta).detach()
+    except InputError as error:  # of a batch of another size: the fit is not lost for it
+        value = theta.new_full(theta.shape[:-1], torch.nan)
+        reason = f"because the check on {draws} fresh draws could not be made: {error}"
+    terms = value - target.temperature * q.log_prob(theta)
+    left_out, bad = terms.isnan(), int((~torch.isfinite(terms)).sum())
+    few = bool((left_out.sum(0) <= FAILING * draws).all())
+    if not few or int(left_out.sum()) < bad or reason:
+        left_out = torch.zeros_like(left_out)
+        if bad and not reason and target.failures() != failed:
+            reason = f"because the log joint fails at {bad} of {terms.numel()} draws from q.{target.failures()}"
+        elif bad and not reason:
+            reason = (
+                f"because the log joint is not finite at {bad} of {terms.numel()} draws from q: no Gaussian fits "
+                "inside its support. Transform the constrained coordinates."
+            )
+    count = (~left_out).sum(0)
+    elbo = torch.where(left_out, 0.0, terms).sum(0) / count
+    scatter = torch.where(left_out, 0.0, (terms - elbo).square()).sum(0) / (count - 1)
+    weights = smoothed(torch.where(left_out, -torch.inf, terms) / (target.temperature or 1.0))
+    share = float(weights.effective.nan_to_num(0.0).min()) / draws
+    k_hat = float(weights.k_hat.nan_to_num(torch.inf).max())
+    return Fresh(elbo, (scatter / count).sqrt(), share, reason, int(left_out.sum()), k_hat, draws)
+
+
+# The engine
 
 
 def averages_of(request: Request) -> tuple[Engine, Criterion]:
@@ -157,10 +217,7 @@ class SampleAverages(Engine):
     def _run(self) -> _Path[None]:
         """By a pool or by averages, until there is an ending."""
         while self._ending is None:
-            if self.pooled.runs:
-                self._ending = yield from self._by_pool()
-            else:
-                self._ending = yield from self._by_averages()
+            self._ending = yield from (self._by_pool() if self.pooled.runs else self._by_averages())
 
     def _by_pool(self) -> _Path[Ending | None]:
         """Lot after lot; an ending, or nothing where the run goes on."""
@@ -219,7 +276,7 @@ class SampleAverages(Engine):
         descent = self.descent
         if not descent.point.finite:
             return descent.ended(not_finite(float(descent.point.loss.sum())) + self.target.failures())
-        judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
+        judged = judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return descent.ended(judged.lost)
         reason = why_not_enough(descent.point, descent.objective.growth, descent.seen, self.tolerance, judged)
@@ -229,7 +286,7 @@ class SampleAverages(Engine):
         """On fresh draws and from other starts: an ending, or nothing where the run goes on."""
         descent, pooled = self.descent, self.pooled
         self.show("fresh draws")
-        judged = fresh.judge(self.gaussian, self.target, self.seed + 1)
+        judged = judge(self.gaussian, self.target, self.seed + 1)
         if judged.lost:
             return descent.ended(judged.lost)
         if self._doubts(judged):
@@ -240,12 +297,13 @@ class SampleAverages(Engine):
             return None
         if (yield from self._better_start()):
             return None
-        elsewhere = self.unseen or where_else(self.starts, self.switched)
+        others = f", and {self.starts.others} other starts found nothing better" if self.starts.looked else ""
+        elsewhere = self.unseen or ("; q is from the best of several starts" if self.switched else others)
         reason = why_converged(descent.point, descent.objective.growth, descent.seen, judged, elsewhere)
         everyone = torch.full(self.q.batch_shape, True, device="cpu")
         return Ending(True, reason + self._cut(judged), float(-judged.elbo.sum()), descent.point.total, everyone)
 
-    def _doubts(self, judged: fresh.Fresh, overfit: float = 0.5) -> bool:
+    def _doubts(self, judged: Fresh, overfit: float = 0.5) -> bool:
         """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other.
 
         By the draws of averages the loss may be better by some nats; of a pool of few draws all may have missed a wall.
@@ -258,9 +316,14 @@ class SampleAverages(Engine):
         few = pools and descent.draws < self.engine_settings.least and error > self.tolerance * unit
         return optimism > (0.0 if pools else overfit) + self.tolerance or error > unit or few
 
-    def _cut(self, judged: fresh.Fresh) -> str:
-        left_out = self.pooled.left_out if self.pooled.runs else 2 * len(self.descent.left_out)
-        return what_is_left_out(left_out, judged.dropped) + self.target.failures()
+    def _cut(self, judged: Fresh) -> str:
+        """How many draws were left out of the averages and of the check, and the errors of the log joint."""
+        fitted = self.pooled.left_out if self.pooled.runs else 2 * len(self.descent.left_out)
+        said = (
+            f" Left out were {fitted} draws of the fit and {judged.dropped} of the check at which the log joint fails "
+            "or is NaN: q is fitted to the posterior cut there."
+        )
+        return said * bool(fitted or judged.dropped) + self.target.failures()
 
     # -------------------------------------------------------------------------------- other starts
 
@@ -418,40 +481,19 @@ def _distance(point: Point, growth: float = 1.0, flat: tuple[float, float] = (1.
     return f", typically about {0.5 * times * point.total**2:.1g} nats from the best q"
 
 
-def what_is_left_out(fitted: int, checked: int) -> str:
-    """How many draws were left out of the averages and of the check; nothing where none were."""
-    if not fitted and not checked:
-        return ""
-    return (
-        f" Left out were {fitted} draws of the fit and {checked} of the check at which the log joint fails or is NaN: "
-        "q is fitted to the posterior cut there."
-    )
-
-
-def advice(point: Point) -> str:
-    """What to do where draws are not enough: a larger tolerance is of use only where q is near an optimum."""
-    first = "Raise the tolerance" if _distance(point) else "Start from another mean or a smaller scale (initialize_)"
-    return f"{first}, or transform the model to be nearer to a Gaussian."
-
-
-def why_not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: fresh.Fresh) -> str:
+def why_not_enough(point: Point, growth: float, draws: int, tolerance: float, judged: Fresh) -> str:
     """Why the most draws are not enough."""
     left = f"because {draws} draws leave a natural-gradient norm of {point.total:.2g} against a tolerance of"
-    lost = _distance(point, growth) or ": q is not at an optimum, as where a function returns minus the log joint"
-    return f"{left} {tolerance:.2g}{lost}; {judged}. {advice(point)}"
+    near = _distance(point, growth)  # a larger tolerance is of use only near an optimum
+    lost = near or ": q is not at an optimum, as where a function returns minus the log joint"
+    first = "Raise the tolerance" if near else "Start from another mean or a smaller scale (initialize_)"
+    return f"{left} {tolerance:.2g}{lost}; {judged}. {first}, or transform the model to be nearer to a Gaussian."
 
 
-def why_converged(point: Point, growth: float, draws: int, judged: fresh.Fresh, elsewhere: str) -> str:
+def why_converged(point: Point, growth: float, draws: int, judged: Fresh, elsewhere: str) -> str:
     """That q is at an optimum, on how many draws, and what was found elsewhere."""
     reached = f"natural-gradient norm {point.total:.2g} with {draws} draws{_distance(point, growth)}"
     return f"{reached}; {judged}, {judged.kept}{elsewhere}."
-
-
-def where_else(starts: Starts, switched: bool) -> str:
-    """Where else was looked."""
-    if switched:
-        return "; q is from the best of several starts"
-    return f", and {starts.others} other starts found nothing better" if starts.looked else ""
 
 
 def not_finite(loss: float) -> str:
@@ -467,11 +509,9 @@ def why_lost(point: Point, starts: Starts, target: Guarded) -> str:
     loss = float(point.loss.sum())
     if not point.finite:
         return not_finite(loss) + target.failures()
-    return unconfined(loss, starts.wider()) if starts.unconfined(loss) else ""
-
-
-def unconfined(loss: float, wider: float) -> str:
-    """Say that the log joint confines no posterior: the negative ELBO falls without bound."""
+    if not starts.unconfined(loss):
+        return ""
+    wider = starts.wider()
     spread = f", and q spreads e^{wider:.0f} times as wide as it started" if wider > 0.5 else ""
     energy = "" if loss >= -Starts.bounded else " If the function returns -log p, an energy, return its negative."
     return (

@@ -1,4 +1,4 @@
-"""Where a fit of a log joint starts: at a rough mode with the curvature there, and from where else it may look.
+"""Where a fit starts: a log joint at a rough mode with the curvature there, and many rows where some of them lead.
 
 The mode is trusted where the search has found one and the negative ELBO of its Gaussian N(mode, γ H⁻¹) is about what
 the quadratic model of ℓ there promises,
@@ -12,24 +12,125 @@ nought: then q keeps its scale, or takes the widest at which the log joint is kn
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from torchngvi.derivatives import energy_and_gradient
+from torchngvi.distributed import Processes, synchronize
 from torchngvi.errors import InputError
-from torchngvi.fitting.fresh import allowance, sampled_loss
-from torchngvi.fitting.settings import EngineSettings
-from torchngvi.fitting.streaming import start_in_passes
-from torchngvi.interfaces import Coordinates
+from torchngvi.expectations.draws import Fixed
+from torchngvi.expectations.sampled import SampleAverage
+from torchngvi.interfaces import Coordinates, FullPrior, Target
+from torchngvi.methods import VN
 from torchngvi.mode import Mode, find_mode, find_modes, number_of_starts, starting_points, uniform_points
-from torchngvi.models.factors import Guarded, in_factors
+from torchngvi.models import (
+    DataLogJoint,
+    GeneralizedLinear,
+    LogJoint,
+    ShardedDraws,
+    ShardedLogJoint,
+    ShardedTractable,
+    Streamed,
+)
+from torchngvi.models.factors import FAILING, Guarded, in_factors
+from torchngvi.numerics.linalg import cholesky
+from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.posteriors.precision import forest_of
+from torchngvi.structures import Dense
 
 _STATE = ("mean", "evidence", "reached", "first_log_sd", "looked")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """The numbers of a fit of a log joint by a pool of draws, for `torchngvi.fitting.sample_average.SampleAverages`.
+
+    They were chosen on eight schools, forty groups, logistic regressions of 50 and Poisson regressions of 33
+    coefficients, and judged on the other rows of ``python -m benchmarks.engine_table``, whose option
+    ``--set FIELD=VALUE`` runs them with another number; the appendix of black_box.md has a row for each.
+
+    Attributes:
+        trust: nats, and nats a coordinate, by which a mode may miss its promise and be trusted.
+        units: nats a coordinate by which q is worse than a mode that is not trusted, where the data are in units of
+            their own.
+        widest: dimensions up to which one Gaussian with a full covariance is fitted by a pool, where a mode is trusted
+            and where none is: its regressions take D² numbers a draw.  In as many as the first a mean field comes
+            first where no mode is trusted.
+        fewest: draws of a lot, and of an average, at least.
+        radius: nats, and nats a coordinate, by which q may move from where it has drawn last.
+        bold: share of the nats just gained by which it may move where it is far from an optimum.
+        far: times noise² that norm² is there.
+        stretch: bounds of the eigenvalues of a first step there.
+        steps: of Anderson's acceleration over one pool, which remembers half as many.
+        lengths: of each step that are tried.
+        solved: share of noise² that norm² may be at the end of the steps.
+        kept: share of the effective draws that steps must leave.
+        share: of the weights, times the mean of a draw, below which a lot is forgotten.
+        lots: that are kept, at most.
+        aim: share of tolerance² that noise² is to have at the end.
+        growth: share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps.
+        least: effective draws at the end, unless they say that noise² is a hundredth of what is tolerated.
+        cosine: of two moves from which on a third one may go on along the last.
+        looks: values of the log joint at each of the places along it.
+        rough: norm at which a mean field that comes before the full covariance ends, and from which on another start is
+            tried before q needs more than so many `dear` draws.
+        draft: draws after which it ends in any case.
+        early: draws of the full covariance before another start may be tried in the place of more.
+        dear: draws of an average, or of a pool near its end, from which on another start is worth its cost.
+        most: draws in all.
+        numbers: and coordinates of them, for the memory: about fifty bytes each.
+    """
+
+    trust: tuple[float, float] = (1.0, 0.3)
+    units: float = 3000.0
+    widest: tuple[int, int] = (150, 300)
+    fewest: int = 32
+    radius: tuple[float, float] = (0.5, 0.05)
+    bold: float = 0.1
+    far: float = 4.0
+    stretch: tuple[float, float] = (0.25, 16.0)
+    steps: int = 12
+    lengths: tuple[float, ...] = (1.0, 0.4, 0.16, 0.064)
+    solved: float = 0.05
+    kept: float = 0.5
+    share: float = 0.1
+    lots: int = 40
+    aim: float = 0.8
+    growth: tuple[float, float, float] = (0.25, 1.0, 0.3)
+    least: int = 200
+    cosine: float = 0.6
+    looks: int = 64
+    rough: float = 0.3
+    draft: int = 1500
+    early: int = 4096
+    dear: int = 512
+    most: int = 65_536
+    numbers: int = 8_000_000
+
+
+def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
+    """L of q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite.
+
+    Of one q those draws at which the log joint is NaN are left out, if they are a small share.
+    """
+    with torch.no_grad():
+        values = target.log_joint(q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach())
+        bad = values.isnan()
+        if not q.batch_shape and 0 < int(bad.sum()) <= max(2 * (failing > 0), failing * draws):
+            values = values[~bad]
+        loss = float((-values.mean(0) - target.temperature * q.entropy()).sum())
+    return loss if math.isfinite(loss) else math.inf
+
+
+def allowance(dim: int, trust: tuple[float, float]) -> float:
+    """The nats by which a mode may miss its promise and be trusted, of a number and a number a coordinate."""
+    return max(trust[0], trust[1] * dim)
 
 
 class Starts:
@@ -324,3 +425,245 @@ def _out(starts: Starts, tries: int = 20) -> Tensor | None:
     values = starts.target.log_joint(points)
     values = torch.where(values.isfinite(), values, -math.inf)
     return points[values.argmax()] if bool(values.isfinite().any()) else None
+
+
+# Data in batches, one batch at a time: where a fit to many rows starts
+#
+# The posterior is kept as a sum of sites in natural coordinates, one a batch; to visit a batch is to take
+# its site out, to move q towards the posterior of the batch under what is left, and to put the change in:
+#
+#     λ = λ₀ + Σ_b λ_b        q' from q by VN on  E_q[-log p(batch_b | θ)] + γ KL(q ‖ λ - λ_b)
+#
+#     λ_b' = λ' - (λ - λ_b)
+#
+# The first pass is streaming variational Bayes (Broderick et al. 2013), a later one the incremental
+# aggregated gradient (Blatt, Hero and Gauchman 2007) with the natural gradient.  Averages of natural
+# gradients of mini-batches scaled up to all the data are still d/2 nats away after a pass; this ends within
+# a nat after two, from where a few passes over all the data are exact.
+
+
+@dataclass(frozen=True)
+class StreamSettings:
+    """The numbers of a start in passes."""
+
+    passes: int = 2  # over the batches, where their sites can be kept
+    kept: int = 10**8  # numbers in the sites of all batches beyond which none are kept, and one pass is made
+    careful: int = 10  # batches of the first pass that are fitted; every other visit is a single full step
+    norm: float = 0.5  # natural-gradient norm at which the fit to a batch ends, from where a full step can be trusted
+    steps: int = 12  # of it, at most
+    widest: int = 400  # dimensions up to which mean field is worth the draws of a full covariance
+    gradients: int = 20  # a coordinate, that the search for the mode of a careful visit may take
+    glance: int = 32  # draws that say whether q has the lower loss there
+    rows: int = 50_000  # on which a fit in passes begins
+    rows_norm: float = 0.1  # at which the steps on them end: what is left is little beside what the others will say
+    rows_steps: int = 30  # of them, at most
+
+
+_SETTINGS = StreamSettings()
+
+
+class SiteSum(NamedTuple):
+    """What some rows say of the coefficients, as natural parameters: exp(vᵀθ - ½θᵀPθ), the sum of their sites.
+
+    It is what a part of the data has to send to be merged with others: D + D(D + 1)/2 numbers, and no row.  They are
+    sums over rows, and not private in the sense of differential privacy.
+
+    Attributes:
+        vector: v = Hm - g, (D,).
+        precision: P = H, (D, D), symmetric.
+
+    >>> one = SiteSum(torch.ones(1), torch.ones(1, 1))
+    >>> (one + one).vector, (one - one).precision
+    (tensor([2.]), tensor([[0.]]))
+    """
+
+    vector: Tensor
+    precision: Tensor
+
+    def __add__(self, other: "SiteSum") -> "SiteSum":  # type: ignore[override]  # not that of tuples
+        """What both say."""
+        return SiteSum(self.vector + other.vector, self.precision + other.precision)
+
+    def __sub__(self, other: "SiteSum") -> "SiteSum":
+        """What is said without the other."""
+        return SiteSum(self.vector - other.vector, self.precision - other.precision)
+
+
+def natural_parameters(q: Gaussian) -> SiteSum:
+    """S m and S of a dense Gaussian."""
+    S = torch.cholesky_inverse(q.scale_tril)
+    return SiteSum(S @ q.mean, S)
+
+
+_Part = Callable[[SiteSum], Target | None]  # a batch: its posterior under a Gaussian factor, or nothing
+
+
+@torch.no_grad()
+def stream_rows(q: Gaussian, model: GeneralizedLinear, batch_size: int, seed: int = 0) -> None:
+    """Visit the rows of a generalised linear model in a random order, its prior first; leaves q near the optimum."""
+    rows = model.X.shape[-2]
+    order = torch.randperm(rows, generator=torch.Generator().manual_seed(seed), device="cpu").split(batch_size)
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
+    start = natural_parameters(CholeskyGaussian.from_prior(model.prior))
+
+    def part(index: Tensor) -> _Part:
+        def posterior(known: SiteSum) -> Target | None:
+            root, ok = cholesky(known.precision)
+            if not bool(ok):
+                return None
+            batch = model.minibatch(index)
+            batch.weights = batch.weights * len(index) / rows  # as they are, not scaled up
+            mean = torch.cholesky_solve(known.vector[:, None], root)[:, 0]
+            batch.prior, batch.comparable = FullPrior(mean, known.precision, root.mT.contiguous()), True
+            return batch
+
+        return posterior
+
+    _visit(work, start, lambda: map(part, order), VN, _passes(len(order), q.dim))
+    _hand_over(work, q)
+
+
+@torch.no_grad()
+def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
+    """Visit the batches of a log joint, starting from q; twice where they come again in the same order."""
+    if q.batch_shape or (q.structure.widest < q.dim and q.dim > _SETTINGS.widest):
+        return
+    work = CholeskyGaussian.from_posterior(q, structure=Dense(q.dim))
+    nothing = SiteSum(torch.zeros_like(work.mean), torch.zeros_like(work.covariance))
+    estimator = SampleAverage(Fixed(max(32, 2 * q.dim + 2), seed=seed))
+    guarded = Guarded(target)  # of one batch after another: an error ends the fit at the first call only
+
+    def parts() -> Iterator[_Part]:
+        for number, batch in enumerate(target.one_pass()):
+
+            def posterior(known: SiteSum, batch: Any = batch, first: bool = not number) -> Target:
+                def log_joint(theta: Tensor) -> Tensor:
+                    prior = target.prior.log_joint(theta) if first else 0.0  # the prior goes with the first batch
+                    factor = (theta * (known.vector - 0.5 * theta @ known.precision)).sum(-1)
+                    return prior + target.batch_log_likelihood(theta, batch) + target.temperature * factor
+
+                guarded.target = LogJoint(log_joint, target.temperature)
+                return guarded
+
+            yield posterior
+
+    passes = _passes(len(target.batches), q.dim) if _repeats(target.batches) else 1  # type: ignore[arg-type]
+    _visit(work, nothing, parts, lambda work: VN(work, estimator=estimator), passes)
+    _hand_over(work, q)
+
+
+@torch.no_grad()
+def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
+    """Put q where some of the rows lead, before evaluations that are passes over all of them.
+
+    Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
+    as wide as √(N/n) times what all of them say, and q is made narrower by that.
+    """
+    local: Target = target
+    processes, rows = Processes.alone(), getattr(target, "num_data", 0)
+    if isinstance(target, ShardedLogJoint | ShardedTractable):
+        local, processes = target.local, target.processes
+    elif isinstance(target, ShardedDraws) and isinstance(target.target, DataLogJoint):
+        local, processes, rows = target.target, target.processes, target.target.num_data
+    with processes.together():
+        if processes.leads and isinstance(local, Streamed) and not q.batch_shape:
+            part = local.beginning(_SETTINGS.rows)
+            _try_steps(VN(q), part, _SETTINGS.rows_norm, _SETTINGS.rows_steps)
+            _narrow(q, math.sqrt(part.num_data / rows))
+        elif processes.leads and isinstance(local, DataLogJoint):
+            stream_batches(q, local, seed)
+            if local is not target and not q.batch_shape:
+                _narrow(q, math.sqrt(local.num_data / rows))
+    if processes.world > 1:
+        synchronize(q, group=processes)
+
+
+def _put_at_mode(q: CholeskyGaussian, target: Guarded, seed: int) -> bool:
+    """Put q at the mode of a batch of a log joint under what is known, where its loss is lower; whether it is.
+
+    A mode whose loss misses its promise, as where scales have collapsed, is better only than a q that is far off.
+    """
+    here, loss = q.snapshot(), sampled_loss(q, target, _SETTINGS.glance, seed)
+    mode = find_mode(target, q.mean, _SETTINGS.gradients * q.dim)
+    if mode is None:
+        return False
+    q.initialize_(mode.theta, mode.root)
+    gamma, settings = target.temperature or 1.0, EngineSettings()
+    there = sampled_loss(q, target, _SETTINGS.glance, seed)
+    trusted = there <= mode.promised_loss(q, gamma) + gamma * allowance(q.dim, settings.trust)
+    lower = there < loss and (trusted or not loss <= there + gamma * settings.units * q.dim)
+    if not lower:
+        q.restore(here)
+    return lower
+
+
+def _try_steps(optimizer: VN, target: Target, norm: float, most: int) -> bool:
+    """Take steps by trial, until the natural-gradient norm is as small; whether q has moved."""
+    moved = False
+    for _ in range(most):
+        if bool(optimizer.evaluate(target).norm2.sqrt() <= norm * (target.temperature or 1.0)):
+            break
+        optimizer.step(target)
+        assert optimizer.last is not None
+        moved |= bool(optimizer.last.accepted.any())
+    return moved
+
+
+def _narrow(q: Gaussian, factor: float) -> None:
+    """Multiply the root of the covariance."""
+    if q.structure.closed:
+        q.initialize_(q.mean.clone(), factor * q.scale_tril)
+    else:
+        q.restore(q._coordinates_with(q.mean.clone(), q.whitener() / factor))
+
+
+def _visit(
+    work: CholeskyGaussian,
+    start: SiteSum,
+    parts: Callable[[], Iterator[_Part]],
+    optimizer: Callable[[CholeskyGaussian], VN],
+    passes: int,
+) -> None:
+    """Visit every part, as often as there are passes; keeps one site a part where there are several passes."""
+    total = start
+    sites: dict[int, SiteSum] = {}
+    for turn in range(passes):
+        for number, part in enumerate(parts()):
+            known = total - sites[number] if number in sites else total
+            target = part(known)
+            if target is None:
+                continue
+            placed = moved = False
+            if not turn and number < _SETTINGS.careful:
+                placed = isinstance(target, Guarded) and _put_at_mode(work, target, number)
+                moved = _try_steps(optimizer(work), target, _SETTINGS.norm, _SETTINGS.steps)
+            full = optimizer(work)  # whose step no rejection has cut short
+            full.step_untried(target)
+            assert full.last is not None
+            if not (placed or moved or bool(full.last.accepted)):
+                continue
+            total = natural_parameters(work)
+            if passes > 1:
+                sites[number] = total - known
+
+
+def _passes(batches: int, dim: int) -> int:
+    """One where the sites of so many batches are too many numbers to be kept."""
+    return _SETTINGS.passes if batches * dim**2 <= _SETTINGS.kept else 1
+
+
+def _repeats(batches: Any) -> bool:
+    """Whether every pass sees the same batches in the same order."""
+    if not isinstance(batches, DataLoader):
+        return isinstance(batches, list | tuple)
+    sampler = batches.sampler
+    if batches.batch_sampler is not None:
+        if type(batches.batch_sampler) is not BatchSampler:
+            return False
+        sampler = batches.batch_sampler.sampler
+    return isinstance(sampler, SequentialSampler)
+
+
+def _hand_over(work: CholeskyGaussian, q: Gaussian) -> None:
+    """Mean field keeps the diagonal of the precision, as its optimum does."""
+    q.initialize_(work.mean, q.kept_precision(work.scale_tril))

@@ -19,11 +19,10 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics.verdict import BENT
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
-from torchngvi.fitting import fresh
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Examined
 from torchngvi.fitting.records import Record
-from torchngvi.fitting.sample_average import SampleAverages, examined, within
+from torchngvi.fitting.sample_average import Fresh, SampleAverages, examined, judge, within
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Congruence, Coordinates, Frame, Target
 from torchngvi.models.factors import FAILING, Guarded
@@ -372,7 +371,7 @@ class WarpedAverages(SampleAverages):
         self.warped, self.curves = q, tolerance if curves is None else curves
         self.straight()
         self.bending: Bending | None = None
-        self.before: fresh.Fresh | None = None  # the Gaussian on fresh draws
+        self.before: Fresh | None = None  # the Gaussian on fresh draws
         self.first: Ending | None = None  # how its fit has ended
         self.spent = 0  # gradients, on the Gaussian
         self.kept = False  # the curves gain something
@@ -407,10 +406,10 @@ class WarpedAverages(SampleAverages):
             yield self._standing(bending)
         self._ending = self._concluded(bending)
 
-    def _judged_fresh(self) -> fresh.Fresh:
+    def _judged_fresh(self) -> Fresh:
         self.show("fresh draws")
         with self.target.seen_as(lambda inner: WarpedTarget(inner, self.warped)) as inside:
-            return fresh.judge(self.gaussian, inside, self.seed + 2)
+            return judge(self.gaussian, inside, self.seed + 2)
 
     def _more(self, bending: Bending) -> bool:
         """Whether another set of draws is begun."""
@@ -434,7 +433,7 @@ class WarpedAverages(SampleAverages):
         """Nats that the curves have to gain on fresh draws, or the Gaussian is kept."""
         return min(0.05, 0.01 * self.gaussian.dim)
 
-    def _gain(self, after: fresh.Fresh) -> float:
+    def _gain(self, after: Fresh) -> float:
         assert self.before is not None
         gain = float(after.elbo - self.before.elbo)
         return gain if not after.lost and gain == gain else -torch.inf
@@ -540,7 +539,7 @@ class WarpedAverages(SampleAverages):
             if self.warped.inside:
                 self.warped.turn.copy_(state["turn"])
         self.spent = state["gaussian_gradients"]
-        self.before = None if state["before"] is None else fresh.Fresh(*state["before"])
+        self.before = None if state["before"] is None else Fresh(*state["before"])
         self.first = None if state["first"] is None else Ending(*state["first"])
         self.bending = None
         if state["bending"] is not None:

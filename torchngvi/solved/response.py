@@ -15,6 +15,7 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.expectations import Quadrature
 from torchngvi.fitting.fit import fit
 from torchngvi.fitting.records import FitResult, read_result
+from torchngvi.fitting.starts import SiteSum, natural_parameters
 from torchngvi.interfaces import AdditiveTractable, Expectation, Frame, Local, Target, TractableTarget
 from torchngvi.models import GeneralizedLinear, checks
 from torchngvi.models.log_joint import read_posterior
@@ -457,33 +458,6 @@ def _solved(here: _Here, of_mean: Tensor, of_root: Tensor) -> Direction:
 _INTEGERS = (torch.int64, torch.int32, torch.int16)  # of row numbers; bytes may be meant as a mask
 
 
-class SiteSum(NamedTuple):
-    """What some rows say of the coefficients, as natural parameters: exp(vᵀθ - ½θᵀPθ), the sum of their sites.
-
-    It is what a part of the data has to send to be merged with others: D + D(D + 1)/2 numbers, and no row.  They are
-    sums over rows, and not private in the sense of differential privacy.
-
-    Attributes:
-        vector: v = Hm - g, (D,).
-        precision: P = H, (D, D), symmetric.
-
-    >>> one = SiteSum(torch.ones(1), torch.ones(1, 1))
-    >>> (one + one).vector, (one - one).precision
-    (tensor([2.]), tensor([[0.]]))
-    """
-
-    vector: Tensor
-    precision: Tensor
-
-    def __add__(self, other: "SiteSum") -> "SiteSum":  # type: ignore[override]  # not that of tuples
-        """What both say."""
-        return SiteSum(self.vector + other.vector, self.precision + other.precision)
-
-    def __sub__(self, other: "SiteSum") -> "SiteSum":
-        """What is said without the other."""
-        return SiteSum(self.vector - other.vector, self.precision - other.precision)
-
-
 @torch.no_grad()
 def site_sum(q: Gaussian, model: AdditiveTractable) -> SiteSum:
     """Sum the sites of the rows of a model at q: of the optimum of this model the posterior less the prior.
@@ -603,7 +577,7 @@ def forget(result: FitResult, rows: Any) -> FitResult:
     kept = torch.ones(len(model.y), dtype=torch.bool, device=gone.device).index_fill(0, gone, False)
     if not bool(kept.any()):
         raise InputError(f"all {len(kept)} rows are to be forgotten, which leaves the prior: leave at least one.")
-    start = _natural(q) - site_sum(q, _with_rows(model, lambda x: x[~kept]))
+    start = natural_parameters(q) - site_sum(q, _with_rows(model, lambda x: x[~kept]))
     return _fitted(q, start, _with_rows(model, lambda x: x[kept]))
 
 
@@ -648,7 +622,7 @@ def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any =
     for name in ("X", "y", "weights", "offset"):
         setattr(together, name, torch.cat([getattr(model, name), getattr(more, name)]))
     together.num_data = len(together.y)
-    return _fitted(q, _natural(q) + site_sum(q, more), together)
+    return _fitted(q, natural_parameters(q) + site_sum(q, more), together)
 
 
 def _to_site_sum(result: FitResult, name: str) -> tuple[Gaussian, GeneralizedLinear]:
@@ -687,13 +661,6 @@ def _with_rows(model: GeneralizedLinear, pick: Any) -> GeneralizedLinear:
         setattr(new, name, pick(getattr(model, name)))
     new.num_data = len(new.y)
     return new
-
-
-@torch.no_grad()
-def _natural(q: Gaussian) -> SiteSum:
-    """S m and S."""
-    S = torch.cholesky_inverse(torch.linalg.cholesky(q.covariance))
-    return SiteSum(S @ q.mean, S)
 
 
 def _moments(natural: SiteSum) -> tuple[Tensor, Tensor] | tuple[None, None]:

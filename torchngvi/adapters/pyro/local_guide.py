@@ -55,9 +55,9 @@ from torchngvi.arguments import read_callable, read_instance, read_number, read_
 from torchngvi.errors import InputError
 from torchngvi.expectations import Antithetic, Quasi
 from torchngvi.expectations.draws import drawn_seed
-from torchngvi.fitting.groups import PassesOverMembers
 from torchngvi.fitting.loop import Ending, Loop, checked_callbacks
 from torchngvi.fitting.records import FitResult
+from torchngvi.fitting.steps import PassesOverMembers
 from torchngvi.fitting.stopping import Criterion, Evaluations, NormBelow, Seconds, Stalled, Standing, Stop, joined
 from torchngvi.interfaces import Frame
 from torchngvi.methods import VN
