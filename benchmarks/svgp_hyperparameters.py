@@ -51,7 +51,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import gpytorch as gp
 
-import torchngvi.adapters.gpytorch.rounds as gp_rounds
+import torchngvi.adapters.gpytorch.engines as gp_engines
 from torchngvi import NaturalGaussian
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
@@ -186,7 +186,7 @@ def starts(options):
                 if length != "root":
                     model.covar_module.base_kernel.lengthscale = math.log(2.0)
                 begin = time.process_time()
-                with mock.patch.object(gp_rounds, "lengthen") if length == "kept" else contextlib.nullcontext():
+                with mock.patch.object(gp_engines, "lengthen") if length == "kept" else contextlib.nullcontext():
                     losses = train_svgp(model, noise, (x, y), rounds=options.rounds, progress=False).losses
                 spent = time.process_time() - begin
                 scores = losses[0], losses[-1], score(model, noise, x_test, y_test)

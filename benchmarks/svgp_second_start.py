@@ -20,7 +20,7 @@ with warnings.catch_warnings():
     import gpytorch as gp
 
 from torchngvi.adapters.gpytorch import train_svgp
-from torchngvi.adapters.gpytorch.rounds import Rounds
+from torchngvi.adapters.gpytorch.engines import Rounds
 from torchngvi.errors import TorchngviError
 
 PERIODIC, LINEAR = gp.kernels.PeriodicKernel, gp.kernels.LinearKernel

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 # the modules that hold the content of others now, with the old names of these: in the same folder, or by their path
 _MERGED: dict[str, str] = {
     "adapters.files": "adapters.files.npy adapters.files.parquet adapters.files.reader adapters.files.texts",
-    "adapters.gpytorch.distribution": "checkpoints covariances lent memory",
-    "adapters.gpytorch.epochs": "natural_steps settings",
+    "adapters.gpytorch.distribution": "checkpoints covariances",
+    "adapters.gpytorch.energies": "latents",
+    "adapters.gpytorch.engines": "epochs natural_steps rounds settings",
+    "adapters.gpytorch.model": "batches kernels lent memory",
+    "adapters.gpytorch.sparse_gp": "profile",
     "adapters.gpytorch.starts": "inducing scales second_start",
     "adapters.gpytorch.training": "refinement results",
     "adapters.pyro.batching": "enumeration",

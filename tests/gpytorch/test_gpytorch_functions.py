@@ -24,14 +24,14 @@ from test_gpytorch_latents import (  # noqa: E402
 
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
-    profile,
     refine_svgp,
+    sparse_gp,
     train_svgp,
 )
 from torchngvi.adapters.gpytorch.energies import energy, expected_logsumexp, softmax_derivatives  # noqa: E402
-from torchngvi.adapters.gpytorch.kernels import kernels  # noqa: E402
-from torchngvi.adapters.gpytorch.profile import ProfiledELBO  # noqa: E402
-from torchngvi.adapters.gpytorch.rounds import Rounds  # noqa: E402
+from torchngvi.adapters.gpytorch.engines import Rounds  # noqa: E402
+from torchngvi.adapters.gpytorch.model import kernels  # noqa: E402
+from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import left_open  # noqa: E402
 from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
 
@@ -109,8 +109,8 @@ def differentiated(F, mean, variance):
 @pytest.mark.parametrize("kind", ["mixed", "correlated tasks", "softmax", "softmax of features"])
 def test_a_step_of_all_means_stays_one_of_sites(kind, monkeypatch):
     """P⁻¹ Σ a (t - c μ) is m + Δ with Δ from the dense system of all functions."""
-    solve = profile.conjugate_gradients
-    monkeypatch.setattr(profile, "conjugate_gradients", lambda *parts: solve(*parts[:3], 1e-15))
+    solve = sparse_gp.conjugate_gradients
+    monkeypatch.setattr(sparse_gp, "conjugate_gradients", lambda *parts: solve(*parts[:3], 1e-15))
     bound = ProfiledELBO(*problem(kind), 2 * N)
     with torch.no_grad():
         projection = bound._whole(kernels(bound.target.strategy, bound.x).projection(torch.float64))

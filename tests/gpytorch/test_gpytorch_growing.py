@@ -6,8 +6,7 @@ import pytest
 import torch
 from sparse_models import SparseModel
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
-from torchngvi.adapters.gpytorch import rounds as rounds_module
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, engines, train_svgp
 from torchngvi.adapters.gpytorch.starts import double_inducing_points
 from torchngvi.errors import InputError
 from torchngvi.posteriors import NaturalGaussian
@@ -36,7 +35,7 @@ def learn(model, rows, likelihood=None, **options):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(rounds_module, "_ITERATIONS", 8)
+    monkeypatch.setattr(engines, "_ITERATIONS", 8)
 
 
 @pytest.mark.sparse(3)

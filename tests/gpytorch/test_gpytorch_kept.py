@@ -12,7 +12,8 @@ gp = pytest.importorskip("gpytorch")
 from sparse_models import SparseModel  # noqa: E402
 
 from torchngvi import NaturalGaussian  # noqa: E402
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, kernels  # noqa: E402
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP  # noqa: E402
+from torchngvi.adapters.gpytorch import model as gp_model  # noqa: E402
 
 M, N = 6, 30
 
@@ -56,8 +57,8 @@ def evaluated(model, likelihood=None):
 @pytest.fixture
 def factored(monkeypatch):
     """The matrices of which a factor was made."""
-    made, original = [], kernels._factor
-    monkeypatch.setattr(kernels, "_factor", lambda covariance: made.append(covariance) or original(covariance))
+    made, original = [], gp_model._factor
+    monkeypatch.setattr(gp_model, "_factor", lambda covariance: made.append(covariance) or original(covariance))
     return made
 
 
@@ -153,7 +154,7 @@ def test_a_factor_that_was_written_to_is_not_used(factored):
     """Torch's count of writes tells."""
     model = made()
     first = evaluated(model)
-    kernels._kept[model.variational_strategy][1].mul_(2.0)
+    gp_model._kept[model.variational_strategy][1].mul_(2.0)
     for got, want in zip(evaluated(model), first, strict=True):
         assert torch.equal(got, want)
     assert len(factored) == 2
@@ -162,16 +163,16 @@ def test_a_factor_that_was_written_to_is_not_used(factored):
 def test_a_matrix_that_the_kernel_writes_to(factored):
     """A tensor that a kernel returns and changes later is another matrix then."""
     model, K = made(), torch.eye(M).double() + 0.1
-    factor = kernels._factor_of(model.variational_strategy, K)
+    factor = gp_model._factor_of(model.variational_strategy, K)
     K.mul_(4.0)
-    torch.testing.assert_close(kernels._factor_of(model.variational_strategy, K), 2 * factor, rtol=1e-14, atol=0.0)
+    torch.testing.assert_close(gp_model._factor_of(model.variational_strategy, K), 2 * factor, rtol=1e-14, atol=0.0)
 
 
 def test_it_is_that_of_the_predictions():
     """GPyTorch reads whitened values by the factor of torch: where K_ZZ is nearly singular no other one will do."""
     points = torch.linspace(-1, 1, 300).double()
     K = torch.exp(-0.5 * (points[:, None] - points).square()) + 1e-6 * torch.eye(300).double()
-    assert torch.equal(kernels._factor(K), torch.linalg.cholesky(K))
+    assert torch.equal(gp_model._factor(K), torch.linalg.cholesky(K))
 
 
 @pytest.mark.accuracy
@@ -186,10 +187,10 @@ def test_models_have_their_own(factored):
     evaluated(model)
     assert len(factored) == 3
     gc.collect()
-    count = len(kernels._kept)
+    count = len(gp_model._kept)
     del others, other
     gc.collect()
-    assert len(kernels._kept) == count - 2
+    assert len(gp_model._kept) == count - 2
 
 
 def test_hyper_parameters_that_learn_keep_none(factored):
@@ -204,15 +205,15 @@ def test_hyper_parameters_that_learn_keep_none(factored):
             target.expected_energy(target.posterior.frame())
         target.backward()
     assert len(factored) == 2
-    assert model.variational_strategy not in kernels._kept
+    assert model.variational_strategy not in gp_model._kept
 
 
 def test_tensors_of_inference_mode_serve_later():
     """A factor that was made in inference mode may enter a graph afterwards."""
     strategy, x = made().variational_strategy, torch.zeros(1, 1).double()
     with torch.inference_mode():
-        kernels.kernels(strategy, x)
-    factor = kernels.kernels(strategy, x).factor
+        gp_model.kernels(strategy, x)
+    factor = gp_model.kernels(strategy, x).factor
     right = torch.ones(M, 1).double().requires_grad_()
     torch.linalg.solve_triangular(factor, right, upper=False).sum().backward()
     assert bool(right.grad.isfinite().all())
@@ -227,7 +228,7 @@ def test_a_substitution_in_float32():
     K = 4 * K + 1e-4 * torch.eye(60).double()
     cross = 4 * torch.exp(-0.5 * torch.cdist(Z.double(), x.double()).square() / 0.25)
     factor, ones = torch.linalg.cholesky(K), torch.full((200,), 4.0 + 1e-4).double()
-    prior = kernels.Kernels(factor, cross.float(), 0 * ones.float(), ones.float())
+    prior = gp_model.Kernels(factor, cross.float(), 0 * ones.float(), ones.float())
     exact = prior._replace(cross=cross, mean=0 * ones, variance=ones).projection(torch.float64)
     rounded = prior.projection(torch.float64)  # the entries alone in float32
     found = prior.projection(torch.float32)

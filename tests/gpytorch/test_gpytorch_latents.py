@@ -18,7 +18,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
 )
 from torchngvi.adapters.gpytorch.energies import conjugate, energy, log_concave, nodes
-from torchngvi.adapters.gpytorch.epochs import Epochs, NaturalSteps
+from torchngvi.adapters.gpytorch.engines import Epochs, NaturalSteps
 from torchngvi.errors import InputError, PairError
 from torchngvi.stepsizes import Constant
 

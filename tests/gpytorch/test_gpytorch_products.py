@@ -11,9 +11,9 @@ from torchngvi import CholeskyGaussian, NaturalGaussian  # noqa: E402
 from torchngvi.adapters.gpytorch import (  # noqa: E402
     NaturalGradientVariationalDistribution,
     SparseGP,
-    kernels,
     sparse_gp,
 )
+from torchngvi.adapters.gpytorch import model as gp_model  # noqa: E402
 from torchngvi.interfaces import Frame, Raw  # noqa: E402
 from torchngvi.numerics import linalg  # noqa: E402
 from torchngvi.structures import Dense, Diagonal  # noqa: E402
@@ -63,7 +63,7 @@ def test_a_quadratic_energy_needs_no_variances(kind, monkeypatch):
     with gp.settings.observation_nan_policy("fill"):
         wanted = evaluated(CholeskyGaussian, likelihood, y, tasks)
         if kind != "tasks":  # whose functions share one energy
-            monkeypatch.setattr(kernels.Projection, "moments", None)  # nor are they formed
+            monkeypatch.setattr(gp_model.Projection, "moments", None)  # nor are they formed
         found = evaluated(NaturalGaussian, likelihood, y, tasks)
     for got, want in zip(found, wanted, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-11)
@@ -71,7 +71,7 @@ def test_a_quadratic_energy_needs_no_variances(kind, monkeypatch):
 
 def test_other_energies_need_them(monkeypatch):
     """A Bernoulli likelihood asks for the variances."""
-    monkeypatch.setattr(kernels.Projection, "moments", None)
+    monkeypatch.setattr(gp_model.Projection, "moments", None)
     with pytest.raises(TypeError):
         evaluated(NaturalGaussian, gp.likelihoods.BernoulliLikelihood(), (y_of() > 0).double())
 
@@ -85,7 +85,7 @@ def test_a_product_by_blocks(upper):
     frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
     for rows in (torch.randn(5, size).double(), torch.randn(2, 5, size).double(), torch.randn(size, 5).double().mT):
         nothing = torch.zeros(rows.shape[:-1]).double()
-        _, variance, projected = kernels.Projection(rows, nothing, nothing).moments(frame)
+        _, variance, projected = gp_model.Projection(rows, nothing, nothing).moments(frame)
         wanted = rows @ frame.dense()
         torch.testing.assert_close(projected, wanted, rtol=1e-12, atol=1e-12)
         torch.testing.assert_close(variance, wanted.square().sum(-1), rtol=1e-12, atol=1e-12)
@@ -99,7 +99,7 @@ def test_a_covariance_by_blocks(upper, extra):
     size = linalg._LARGE + extra
     root = torch.randn(2, size, size).double().tril()
     frame = Frame(torch.zeros(2, size).double(), root, Dense(size), upper=upper)
-    C, found = frame.dense(), kernels.covariance(frame)
+    C, found = frame.dense(), gp_model.covariance(frame)
     torch.testing.assert_close(found, C @ C.mT, rtol=1e-12, atol=1e-11)
     if extra > 0:
         torch.testing.assert_close(found, found.mT, rtol=1e-12, atol=1e-11)
@@ -107,13 +107,13 @@ def test_a_covariance_by_blocks(upper, extra):
 
 def test_a_diagonal_root_has_no_blocks(monkeypatch):
     """It multiplies columns, and its squares are the diagonal of the covariance."""
-    monkeypatch.setattr(kernels, "triangular_rows", None)
-    monkeypatch.setattr(kernels, "triangular_gram", None)
+    monkeypatch.setattr(gp_model, "triangular_rows", None)
+    monkeypatch.setattr(gp_model, "triangular_gram", None)
     size = linalg._LARGE
     frame = Frame(torch.zeros(size), torch.full((size,), 2.0), Diagonal(size))
-    projection = kernels.Projection(torch.ones(3, size), torch.zeros(3), torch.zeros(3))
+    projection = gp_model.Projection(torch.ones(3, size), torch.zeros(3), torch.zeros(3))
     assert torch.equal(projection.moments(frame)[2], torch.full((3, size), 2.0))
-    assert torch.equal(kernels.covariance(frame), 4.0 * torch.eye(size))
+    assert torch.equal(gp_model.covariance(frame), 4.0 * torch.eye(size))
 
 
 @pytest.mark.parametrize("posterior", [CholeskyGaussian, NaturalGaussian])

@@ -8,7 +8,7 @@ from sparse_models import SparseModel, check_gradient, tightening
 
 from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, refine_svgp, train_svgp
 from torchngvi.adapters.gpytorch.energies import tightened
-from torchngvi.adapters.gpytorch.profile import ProfiledELBO
+from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO
 from torchngvi.errors import InputError
 
 gp = pytest.importorskip("gpytorch")

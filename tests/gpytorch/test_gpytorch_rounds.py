@@ -11,14 +11,14 @@ from sparse_models import SparseModel, tightening
 
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
+    engines,
     refine_svgp,
     train_svgp,
     train_svgp_in_batches,
 )
-from torchngvi.adapters.gpytorch import rounds as rounds_module
-from torchngvi.adapters.gpytorch.distribution import lent_posterior
-from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.rounds import Rounds
+from torchngvi.adapters.gpytorch.engines import Rounds
+from torchngvi.adapters.gpytorch.model import lent_posterior
+from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO
 from torchngvi.adapters.gpytorch.starts import choose_inducing_points, left_open, pivots
 from torchngvi.errors import InputError, PairError
 from torchngvi.fitting import Evaluations
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.usefixtures("exact_probit")
 @pytest.fixture
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(rounds_module, "_ITERATIONS", 4)
+    monkeypatch.setattr(engines, "_ITERATIONS", 4)
 
 
 class Model(SparseModel):
@@ -100,7 +100,7 @@ class TestWhereItEnds:
         refine_svgp(*before, [rows], progress=False)
         result = learn(model, likelihood, rows)
         assert result.refined.converged
-        told = 1e-9 if name == "gaussian" else 3 * rounds_module._TOLERANCE
+        told = 1e-9 if name == "gaussian" else 3 * engines._TOLERANCE
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < told
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
@@ -274,10 +274,10 @@ class TestParts:
     def test_the_rows_of_each_round(self, monkeypatch):
         """Doubling to all of them, or to what the memory allows; the first part is of the second."""
         model, likelihood, (x, y) = set_up()
-        monkeypatch.setattr(rounds_module, "_FIRST", 40)
+        monkeypatch.setattr(engines, "_FIRST", 40)
         engine = Rounds(model, likelihood, x, y, 10)
         assert [engine.rows(k) for k in range(5)] == [40, 80, 200, 200, 200]
-        monkeypatch.setattr(rounds_module, "ENTRIES_AT_ONCE", 100 * M)
+        monkeypatch.setattr(engines, "ENTRIES_AT_ONCE", 100 * M)
         assert [engine.rows(k) for k in range(4)] == [40, 100, 100, 100]
         assert [engine.rows(0, first) for first in (60, 70, 150)] == [60, 100, 100]  # as inducing="auto" asks
         first, second = engine._part(0), engine._part(1)

@@ -10,8 +10,11 @@ gp = pytest.importorskip("gpytorch")
 
 from test_gpytorch_rounds import OWN, UNWHITENED, M, Model, N, data, learn, likelihood_of, loss_of, set_up  # noqa: E402
 
-from torchngvi.adapters.gpytorch import refine_svgp, training  # noqa: E402
-from torchngvi.adapters.gpytorch import rounds as rounds_module  # noqa: E402
+from torchngvi.adapters.gpytorch import (  # noqa: E402
+    engines,  # noqa: E402
+    refine_svgp,
+    training,
+)
 from torchngvi.adapters.gpytorch.starts import choose_inducing_points  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
 
@@ -19,7 +22,7 @@ from torchngvi.errors import InputError, PairError  # noqa: E402
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(rounds_module, "_ITERATIONS", 4)
+    monkeypatch.setattr(engines, "_ITERATIONS", 4)
 
 
 def of_the_first(first):
@@ -122,7 +125,7 @@ class TestRefusals:
 
     def test_a_missing_target_before_anything_is_learnt(self, monkeypatch):
         """Wherever it is."""
-        monkeypatch.setattr(rounds_module, "_FIRST", 32)
+        monkeypatch.setattr(engines, "_FIRST", 32)
         model, likelihood, (x, y) = set_up()
         y[torch.randperm(N, generator=torch.Generator().manual_seed(0))[-1]] = torch.nan
         before = copy.deepcopy(model.covar_module.state_dict())

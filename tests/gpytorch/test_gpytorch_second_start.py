@@ -6,9 +6,8 @@ import pytest
 import torch
 from sparse_models import SparseModel
 
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, train_svgp
-from torchngvi.adapters.gpytorch import rounds as rounds_module
-from torchngvi.adapters.gpytorch.rounds import Rounds
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, engines, train_svgp
+from torchngvi.adapters.gpytorch.engines import Rounds
 from torchngvi.adapters.gpytorch.starts import begin_periods, period_of, shorten, telling
 from torchngvi.errors import InputError
 
@@ -119,8 +118,8 @@ class TestWhereItDoesNot:
             raise InputError("not here")
 
         def outcome(told, instead):
-            monkeypatch.setattr(rounds_module, "telling", lambda scores, x: torch.tensor([told] * FEATURES))
-            monkeypatch.setattr(rounds_module, "shorten", instead)
+            monkeypatch.setattr(engines, "telling", lambda scores, x: torch.tensor([told] * FEATURES))
+            monkeypatch.setattr(engines, "shorten", instead)
             model, likelihood, (x, y) = set_up(size=10)
             losses = learn(model, likelihood, (x[:200], y[:200] - torch.sin(4 * x[:200, 0]))).losses
             return losses, list(model.hyperparameters())
@@ -133,7 +132,7 @@ class TestWhereItDoesNot:
         assert rest
 
     def test_a_round_that_is_not_better(self, monkeypatch):
-        monkeypatch.setattr(rounds_module, "telling", lambda scores, x: torch.tensor([False, False, False, True]))
+        monkeypatch.setattr(engines, "telling", lambda scores, x: torch.tensor([False, False, False, True]))
         model, likelihood, (x, y) = set_up()
         result = learn(model, likelihood, (x, y - torch.sin(4 * x[:, 0])))
         assert result.losses == sorted(result.losses, reverse=True)

@@ -19,7 +19,7 @@ from torchngvi.adapters.gpytorch import (
     train_svgp_in_batches,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.epochs import Epochs, NaturalSteps, penalty
+from torchngvi.adapters.gpytorch.engines import Epochs, NaturalSteps, penalty
 from torchngvi.adapters.gpytorch.training import TrainingResult
 from torchngvi.errors import CheckpointWarning, InputError, PairError
 from torchngvi.fitting import Evaluations, Seconds, SlopeBelow

@@ -10,8 +10,8 @@ gp = pytest.importorskip("gpytorch", reason="needs the extra gpytorch: pip insta
 from sparse_models import SparseModel, several  # noqa: E402
 
 from torchngvi.adapters.gpytorch import refine_svgp, train_svgp, train_svgp_in_batches  # noqa: E402
-from torchngvi.adapters.gpytorch.distribution import lent_posterior  # noqa: E402
-from torchngvi.adapters.gpytorch.rounds import Rounds  # noqa: E402
+from torchngvi.adapters.gpytorch.engines import Rounds  # noqa: E402
+from torchngvi.adapters.gpytorch.model import lent_posterior  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import lengthen  # noqa: E402
 from torchngvi.errors import InputError, PairError, ScaleWarning  # noqa: E402
 

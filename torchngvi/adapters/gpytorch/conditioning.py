@@ -2,7 +2,7 @@
 
 At fixed hyper-parameters and inducing points q = N(m, C Cᵀ) is the prior of further rows: with v = m + C w and w ~
 N(0, I) their a_n become Cᵀa_n and their μ_n become e_n, and the sites of these rows alone are iterated, as in
-`profile`.  To forget rows is to take away their sites at q.
+`sparse_gp`.  To forget rows is to take away their sites at q.
 
 To predict a row from those near it more than q is needed, for given v the rows are not independent: with rows a_n,
 D = K - AᵀA and C = D_JJ + diag s_J² of k rows J near a test row, b = D_J*, the joint site N(y_J; μ_J + A_Jᵀv, C) in
@@ -29,18 +29,18 @@ from gpytorch.variational import CholeskyVariationalDistribution, VariationalStr
 from linear_operator.operators import DiagLinearOperator
 from torch import Size, Tensor
 
-from torchngvi.adapters.gpytorch.batches import all_rows
-from torchngvi.adapters.gpytorch.distribution import (
-    NaturalGradientVariationalDistribution,
+from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution
+from torchngvi.adapters.gpytorch.energies import Latents, conjugate, latents_of
+from torchngvi.adapters.gpytorch.model import (
+    Projection,
+    all_rows,
     as_in_predictions,
+    evaluated,
     kept_modes,
+    kernels,
     lent_posterior,
 )
-from torchngvi.adapters.gpytorch.energies import conjugate
-from torchngvi.adapters.gpytorch.kernels import Projection, evaluated, kernels
-from torchngvi.adapters.gpytorch.latents import Latents, latents_of
-from torchngvi.adapters.gpytorch.profile import Point, ProfiledELBO
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.sparse_gp import Point, ProfiledELBO, SparseGP
 from torchngvi.adapters.gpytorch.training import forget_rows, remember_rows
 from torchngvi.arguments import read_count, read_instance
 from torchngvi.errors import InputError, PairError

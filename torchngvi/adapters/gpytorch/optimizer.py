@@ -9,15 +9,13 @@ from gpytorch.mlls import PredictiveLogLikelihood
 from gpytorch.mlls._approximate_mll import _ApproximateMarginalLogLikelihood
 from torch import Tensor
 
-from torchngvi.adapters.gpytorch.batches import check_num_data
 from torchngvi.adapters.gpytorch.distribution import (
     NaturalGradientVariationalDistribution,
     distributions_of,
-    forget,
     variational_posteriors,
 )
-from torchngvi.adapters.gpytorch.energies import log_concave
-from torchngvi.adapters.gpytorch.latents import one_function
+from torchngvi.adapters.gpytorch.energies import log_concave, one_function
+from torchngvi.adapters.gpytorch.model import check_num_data, forget
 from torchngvi.arguments import read_tensor
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.methods import IBLR, VN

@@ -34,9 +34,8 @@ from scipy.optimize import minimize_scalar
 from torch import Tensor
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy
-from torchngvi.adapters.gpytorch.energies import conjugate, energy
-from torchngvi.adapters.gpytorch.kernels import evaluated, kernels
-from torchngvi.adapters.gpytorch.latents import Latents
+from torchngvi.adapters.gpytorch.energies import Latents, conjugate, energy
+from torchngvi.adapters.gpytorch.model import evaluated, kernels
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
 _ROWS = 2048  # that are looked at; among 4M, if that is more, points are chosen

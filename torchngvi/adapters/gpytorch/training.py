@@ -1,8 +1,9 @@
-"""The ways to train a sparse GP: `train_svgp` by L-BFGS on rows in memory, in `rounds`, and in batches, by `epochs`.
+"""The ways to train a sparse GP: `train_svgp` on rows in memory, `train_svgp_in_batches`, and `refine_svgp`.
 
 In a float32 model the sums over all data are in float64, and so is q from the first mini-batch whose step float32
 cannot take; at the end q has the model's dtype again.  For hyper-parameters that stand still, `refine_svgp` finds q as
-`profile` does, on all rows or on as many as fit, and ends with a verdict by full steps by trial on all of them, `fit`.
+`sparse_gp` does, on all rows or on as many as fit, and ends with a verdict by full steps by trial on all of them,
+`fit`.
 """
 
 import math
@@ -27,21 +28,23 @@ from gpytorch.utils.transforms import inv_sigmoid, inv_softplus
 from torch import Tensor, sigmoid
 from torch.nn.functional import softplus
 
-from torchngvi.adapters.gpytorch.batches import Batch, all_rows, check_call, count, pairs, row_dimension
-from torchngvi.adapters.gpytorch.distribution import (
+from torchngvi.adapters.gpytorch.distribution import base_strategy
+from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, latents_of, log_concave
+from torchngvi.adapters.gpytorch.engines import Epochs, Rounds, check_optimizer, of_run
+from torchngvi.adapters.gpytorch.model import (
+    Batch,
+    all_rows,
     as_in_predictions,
-    base_strategy,
+    check_call,
+    count,
     forget,
     kept_modes,
     lent_posterior,
+    pairs,
+    row_dimension,
     unwrapped,
 )
-from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, log_concave
-from torchngvi.adapters.gpytorch.epochs import Epochs, check_optimizer, of_run
-from torchngvi.adapters.gpytorch.latents import latents_of
-from torchngvi.adapters.gpytorch.profile import ProfiledELBO
-from torchngvi.adapters.gpytorch.rounds import Rounds
-from torchngvi.adapters.gpytorch.sparse_gp import SparseGP
+from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO, SparseGP
 from torchngvi.adapters.gpytorch.starts import (
     StartSettings,
     check_start,
