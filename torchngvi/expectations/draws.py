@@ -1,14 +1,4 @@
-"""Draws of z ~ N(0, I), S at a time: what every estimator of a black box stands on.
-
-    Independent   as they come
-    Antithetic    in pairs z, -z: odd functions of z have mean 0 exactly
-    Quasi         Sobol points, scrambled again at each call, through the inverse of Φ
-    Fixed         the same antithetic draws at each call, with covariance I exactly
-
-With fixed draws the objective is an ordinary function (sample average approximation: Burroni, Domke
-and Sheldon 2023; Giordano, Ingram and Broderick 2024), so that steps are found by trial and the fit
-converges, to the optimum of that average.
-"""
+"""Draws of z ~ N(0, I), S at a time: what every estimator of a black box stands on."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -33,8 +23,6 @@ from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Framed, Posterior, Target
 from torchngvi.structures import Forest
-
-# Large whole numbers from torch's generators, the same ones on every version of PyTorch
 
 
 def drawn_seed(bits: int = 31) -> int:
@@ -72,19 +60,16 @@ class Draws(ABC):
     (torch.Size([8, 2]), True)
     """
 
-    comparable: bool  # the same at each call
-    independent: bool  # of one another, or pair of pair
-    mirrored: bool  # z and -z, the second half of the draws that of the first
-    num_samples: int  # S
-    generator: torch.Generator | None  # its state is saved with the optimizer
-    apart: bool = False  # whether members of a batch have draws of their own
+    comparable: bool
+    independent: bool
+    mirrored: bool
+    num_samples: int
+    generator: torch.Generator | None
+    apart: bool = False
 
     @abstractmethod
-    def __call__(
-        self,
-        like: Tensor,  # (*batch, D)
-    ) -> Tensor:
-        """Return draws z, (S, *batch, D), of the dtype and on the device of ``like``."""
+    def __call__(self, like: Tensor) -> Tensor:
+        """Return draws z, (S, *batch, D), of the dtype and on the device of ``like``, (*batch, D)."""
 
     def fresh(self, number: int) -> "Draws":
         """Return the number-th set of draws to judge by what was fitted to these; themselves if new at each call."""
@@ -202,10 +187,11 @@ class Fixed(Draws):
     with fewer, only the variance of each coordinate is 1, which serves a diagonal covariance.  All
     members of a batch see the same draws, unless they are to be ``apart``.
 
-    The objective is then the average over the draws: the optimum that is found differs from the true
-    one by an error of order 1/√S, the same at each call, which no further step reduces; and it is a
-    function of the root C, so that `CholeskyGaussian` and `NaturalGaussian` find slightly different
-    optima.  `torchngvi.fit` therefore judges what was fitted to them on fresh draws.
+    The objective is then the average over the draws, an ordinary function (sample average approximation: Burroni, Domke
+    and Sheldon 2023; Giordano, Ingram and Broderick 2024): the optimum that is found differs from the true one by an
+    error of order 1/√S, the same at each call, which no further step reduces; and it is a function of the root C, so
+    that `CholeskyGaussian` and `NaturalGaussian` find slightly different optima.  `torchngvi.fit` therefore judges what
+    was fitted to them on fresh draws.
 
     Args:
         num_samples: the number S of draws, the mirror images included, positive and even; at least 2D for a full
@@ -367,11 +353,7 @@ class Drawing(Estimator):
         return Seen(z, theta, energy, gradient, frame.pull(gradient))
 
     def derivative_of_mean(self, q: Posterior, seen: Seen) -> Framed:
-        """The exact derivative of the mean of ℓ over fixed draws, as a and W.
-
-        W takes the triangle that belongs to the root; averaged with its transpose, which is better for random draws, it
-        would be the derivative of nothing.
-        """
+        """The exact derivative of the mean of ℓ over fixed draws, of which W takes the triangle of the root."""
         least = 2 * q.structure.widest
         if q.structure.widest > 1 and self.draws.num_samples < least:
             raise InputError(
@@ -381,12 +363,7 @@ class Drawing(Estimator):
             )
         return self.one_triangle(q, seen.pulled, seen.z)
 
-    def one_triangle(
-        self,
-        q: Posterior,
-        force: Tensor,  # (S, *batch, D)
-        z: Tensor,  # (S, *batch, D)
-    ) -> Framed:
+    def one_triangle(self, q: Posterior, force: Tensor, z: Tensor) -> Framed:
         """The packet of a and W as means of f and of f zᵀ, of which W takes the triangle that belongs to the root."""
         force = force / len(z)
         return Framed(force.sum(0), q.one_triangle(force, z))

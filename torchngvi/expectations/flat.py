@@ -66,13 +66,8 @@ class GradientEstimator(Estimator):
         """Estimate L and ∇L at q with new draws."""
 
 
-def integrand(
-    q: FlatPosterior,
-    target: Target,
-    theta: Tensor,  # (n, *batch, d)
-    at: Tensor | None = None,
-) -> Tensor:  # (n, *batch)
-    """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ)."""
+def integrand(q: FlatPosterior, target: Target, theta: Tensor, at: Tensor | None = None) -> Tensor:
+    """The integrand of the lower bound, h = log p(θ, y) - γ log q_λ(θ), (n, *batch), at points (n, *batch, d)."""
     return target.log_joint(theta) - target.temperature * q.log_prob(theta, at)
 
 
@@ -306,15 +301,6 @@ class ClosedForm(GradientEstimator):
         return _packet(q, target, value.detach(), gradient, Cost(0, 0), exact=True)
 
 
-# The natural gradient of an exponential family as a least-squares fit of the log joint on its statistics
-#
-# With h = log p(θ, y) - γ log q(θ) and T the sufficient statistics of q, whose expectation parameters are ω,
-#
-#     ∇_ω E_q h = Cov(T)⁻¹ Cov(T, h) = argmin_c min_{c_0} E_q (h - c_0 - ⟨c, T⟩)²
-#
-# so that the fit over draws is an estimate of the natural gradient in η (Salimans and Knowles 2013).  For a conjugate
-# log joint h is linear in T: the fit is exact with dim T + 1 draws, and a step η' = η + c is the posterior.
-
 _LEAST = 32  # draws, and draws for each statistic, where none were asked for
 _ROUNDING = 100.0  # units of rounding that the fit of a conjugate log joint may leave of its terms
 
@@ -323,9 +309,13 @@ _ROUNDING = 100.0  # units of rounding that the fit of a conjugate log joint may
 class StatisticRegression(GradientEstimator):
     """The natural gradient of an exponential family, from values of the log joint alone.
 
-    Use it for every posterior that is an `ExponentialFamily`: it has no noise where the log joint is conjugate,
-    and little where it nearly is.  Elsewhere it has a bias of the order 1/draws, below its standard error.  A family of
-    finitely many values is not drawn from but enumerated, and then the fit is exact for every log joint.
+        ∇_ω E_q h = Cov(T)⁻¹ Cov(T, h) = argmin_c min_{c_0} E_q (h - c_0 - ⟨c, T⟩)²
+
+    with h = log p(θ, y) - γ log q(θ) and T the sufficient statistics, fitted over draws (Salimans and Knowles 2013).
+    For a conjugate log joint h is linear in T: the fit is exact with dim T + 1 draws, and a step η' = η + c is the
+    posterior.  Elsewhere it has a bias of the order 1/draws, below its standard error.  Use it for every posterior that
+    is an `ExponentialFamily`.  A family of finitely many values is not drawn from but enumerated, and then the fit is
+    exact for every log joint.
 
     Args:
         draws: the number of draws, at least two more than there are statistics; by default four for each statistic and

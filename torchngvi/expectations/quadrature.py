@@ -1,18 +1,4 @@
-"""Expectations of targets without draws: piecewise bounds of the softplus, exact ones, and by cliques of a forest.
-
-Piecewise quadratic upper bounds of log(1 + eˣ): the expectations of the logistic experiments.
-
-log(1 + eˣ) ≤ q_r(x) = a x² + b x + c on [l_r, u_r], r = 1..R, so that under N(e, s²), z = (l - e)/s,
-
-    F = Σ_r E[q_r; piece r]     α = ∂F/∂e     β = 2 ∂F/∂v
-
-are closed forms in φ(z) and Φ(z) (Marlin, Khan and Murphy 2011; Kumar et al. 2025, section 3.6).
-The pieces do not join: with the jumps J = q_r+1 - q_r and J' = q_r+1' - q_r' at the breakpoints,
-
-    α = Σ_r E[q_r'; r] + Σ J φ(z)/s     β = Σ_r E[q_r''; r] + Σ (J z/s + J') φ(z)/s
-
-and without the second sums neither is a derivative of F.
-"""
+"""Expectations of targets without draws: piecewise bounds of the softplus, exact ones, and by cliques of a forest."""
 
 import functools
 import math
@@ -56,10 +42,12 @@ class Piece(NamedTuple):
 class PiecewiseBound(Estimator):
     """E_q[ℓ] with log(1 + eˣ) replaced by R quadratic pieces above it.
 
-    Use it to compare with experiments that use this bound; `Quadrature` is exact at every s, for half as much
-    time again.  It serves likelihoods made of log(1 + eˣ): `BernoulliLogit` and `NegativeBinomial`.  The value is an
-    upper bound, within ε(R) = O(R⁻³) a row at every variance: 7.4e-3, 1.3e-3, 1.4e-4, 1.7e-5 for R = 6, 10, 20, 40
-    pieces.
+        log(1 + eˣ) ≤ q_r(x) = a x² + b x + c on [l_r, u_r],   F = Σ_r E[q_r; piece r],   α = ∂F/∂e,   β = 2 ∂F/∂v
+
+    under N(e, s²) (Marlin, Khan and Murphy 2011; Kumar et al. 2025, section 3.6).  Use it to compare with experiments
+    that use this bound; `Quadrature` is exact at every s, for half as much time again.  It serves likelihoods made of
+    log(1 + eˣ): `BernoulliLogit` and `NegativeBinomial`.  The value is an upper bound, within ε(R) = O(R⁻³) a row at
+    every variance: 7.4e-3, 1.3e-3, 1.4e-4, 1.7e-5 for R = 6, 10, 20, 40 pieces.
 
     The curvature is not that close: β deviates by 3e-5 at s = 1 but by 1e-3 at s = 0.2, 5e-3 at 0.1
     and 0.35 at 0.01 (R = 20), and is *negative* for some rows with s ≤ 0.2, which large data sets
@@ -134,6 +122,8 @@ class PiecewiseBound(Estimator):
 
 def _moments(pieces: tuple[Piece, ...], mean: Tensor, variance: Tensor) -> Moments:
     """A block of rows (N,)."""
+    # The pieces do not join: with z = (l - e)/s and the jumps J = q_r+1 - q_r and J' = q_r+1' - q_r' at the breakpoints
+    # α = Σ_r E[q_r'; r] + Σ J φ(z)/s and β = Σ_r E[q_r''; r] + Σ (J z/s + J') φ(z)/s.
     (a, b, c), edges, jumps, bends = _tensors(pieces, mean.dtype, mean.device)
     s = variance.sqrt().clamp_min(torch.finfo(mean.dtype).tiny ** 0.5)[:, None]
     e = mean[:, None]
@@ -316,9 +306,6 @@ def _checked(table: Sequence[Sequence[float]]) -> tuple[Piece, ...]:
 # ------------------------------------------------------------------------------------ exact expectations
 
 
-# Exact expectations, for targets that know their own
-
-
 @final
 class Quadrature(Estimator):
     """E_q[ℓ] and its derivative as the target computes them, without draws: the default where the target knows them.
@@ -346,22 +333,18 @@ class Quadrature(Estimator):
         return Expectation(value, derivative, target.temperature, target.comparable, Cost(1, 1))
 
 
-# Expectations term by term: any estimator, on the cliques of a forest as the members of one batch
-#
-# For a factor f_c of the coordinates θ_c of a node and its ancestors, E_q[log f_c] is that under the marginal of q,
-# N(m_c, C_c C_cᵀ).  With C upper triangular, C_c is the part of C in the clique, and the derivative in the frame of q
-# is a sum over cliques:
-#
-#     a = Σ_c a_c      W = Σ_c W_c,      a_c = C_cᵀ g_c,  W_c = C_cᵀ H_c C_c, each in the places of its clique.
-
-
 @final
 class PerFactor(Estimator):
     """The expectation of a `FactorTarget`, each factor on its own cliques.
 
-    Wanted for models with many groups: k coordinates of a clique take the place of D.  `Fixed` draws determine the fit
-    with 2k of them, not 2D, and second derivatives are k x k.  Give each group draws of its own by ``apart=True``:
-    where all see the same ones, their errors in the global coordinates add up.  `torchngvi.fit` does so by itself.
+        a = Σ_c a_c      W = Σ_c W_c,      a_c = C_cᵀ g_c,  W_c = C_cᵀ H_c C_c, each in the places of its clique
+
+    For a factor f_c of the coordinates θ_c of a node and its ancestors, E_q[log f_c] is that under the marginal N(m_c,
+    C_c C_cᵀ) of q, where C_c is the part of an upper triangular C in the clique; the marginals are the members of one
+    batch.  Use it for models with many groups: k coordinates of a clique take the place of D.  `Fixed` draws determine
+    the fit with 2k of them, not 2D, and second derivatives are k x k.  Give each group draws of its own by
+    ``apart=True``: where all see the same ones, their errors in the global coordinates add up.  `torchngvi.fit` does so
+    by itself.
 
     Args:
         estimator: of the factors, ``Stein(Fixed(64, apart=True))`` for example; those that know their expectation are

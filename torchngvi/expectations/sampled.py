@@ -32,23 +32,18 @@ from torchngvi.structures import Diagonal, Forest
 from torchngvi.structures.forest import Part
 from torchngvi.structures.pattern import Structured, is_whole
 
-# Monte Carlo for linear predictors: draws of η_n ~ N(e_n, v_n), one each a row
-#
-#     α_n = mean_s f'(η_ns)     β_n = mean_s f''(η_ns)     η_ns = e_n + √v_n z_ns
-#
-# (Bonnet 1964; Price 1958).  The draws are of the one-dimensional predictors, independent from row to
-# row (local reparametrisation: Kingma, Salimans and Welling 2015), not of θ: the expectation of the
-# packet is the same and its variance smaller, because the noise of the rows averages out.  With
-# mini-batches and SRVN this is the stochastic SR-VN of Kumar et al. (2025), appendix E.
-
 
 @final
 class MonteCarlo(Drawing):
     """Value, α and β of `Sites` as averages over S draws of each predictor; the prior stays exact.
 
-    All three are unbiased, and noisy, so that steps found by trial are refused.  So they are with `Fixed`
-    draws, of whose mean of f the mean of f'' is not the derivative.  Use it to follow
-    the papers that draw the predictors; `Quadrature` has no noise.
+        α_n = mean_s f'(η_ns)     β_n = mean_s f''(η_ns)     η_ns = e_n + √v_n z_ns
+
+    (Bonnet 1964; Price 1958).  The draws are of the one-dimensional predictors, independent from row to row (local
+    reparametrisation: Kingma, Salimans and Welling 2015), not of θ, so that the noise of the rows averages out; with
+    SRVN it is the stochastic SR-VN of Kumar et al. (2025), appendix E.  All three are unbiased, and noisy, so that
+    steps found by trial are refused.  So they are with `Fixed` draws, of whose mean of f the mean of f'' is not the
+    derivative.  Use it to follow the papers that draw the predictors; `Quadrature` has no noise.
 
     Args:
         draws: the number S of antithetic draws, which make α exact for quadratic likelihoods; or draws such as
@@ -81,13 +76,7 @@ def mean_derivatives(
     eta: Tensor,  # (S, *batch, N)
     y: Tensor,  # (*batch, N)
 ) -> Moments:
-    """The means of f, f' and f'' over draws of the predictors, with f = -log p(y | η).
-
-    >>> from torchngvi.models import GaussianNoise
-    >>> draws, y = torch.tensor([[1.0], [3.0]]), torch.zeros(1)
-    >>> mean_derivatives(GaussianNoise(1.0), draws, y)[1:]  # of ½η²
-    (tensor([2.]), tensor([1.]))
-    """
+    """The means of f, f' and f'' over draws of the predictors, with f = -log p(y | η)."""
     eta = eta.requires_grad_()
     with torch.enable_grad():
         energy = likelihood.energy(eta, y)
@@ -96,21 +85,17 @@ def mean_derivatives(
     return Moments(*(part.detach().mean(0) for part in (energy, slope, curvature)))
 
 
-# Monte Carlo from gradients and Hessians: the theorems of Bonnet and Price
-#
-#     g = E[∇ℓ(θ)]        H = E[∇²ℓ(θ)]
-#
-# (Bonnet 1964; Price 1958; in this use Opper and Archambeau 2009, and VON of Khan and Rue 2023).
-
-
 @final
 class Hessian(Drawing):
     """g and H as means over S draws: of the least noise, at D Hessian-vector products a draw.
 
-    H has no variance where ℓ is quadratic.  It is positive semi-definite where ℓ is convex, for any number of draws, so
-    that a step in `NaturalGaussian` with ρ < 1/γ stays in the cone.  The packet is of θ and needs no frame: H has D²
-    numbers for a diagonal covariance too, of which `HessianVector` keeps D.  With `Fixed` draws too, it is not the
-    derivative of the mean of ℓ over them, and steps by trial are refused: `Stein` has that derivative.
+        g = E[∇ℓ(θ)]        H = E[∇²ℓ(θ)]
+
+    (Bonnet 1964; Price 1958; in this use Opper and Archambeau 2009, and VON of Khan and Rue 2023).  H has no variance
+    where ℓ is quadratic.  It is positive semi-definite where ℓ is convex, for any number of draws, so that a step in
+    `NaturalGaussian` with ρ < 1/γ stays in the cone.  The packet is of θ and needs no frame: H has D² numbers for a
+    diagonal covariance too, of which `HessianVector` keeps D.  With `Fixed` draws too, it is not the derivative of the
+    mean of ℓ over them, and steps by trial are refused: `Stein` has that derivative.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
@@ -146,22 +131,17 @@ def checked_chunk(chunk: int) -> int:
     return read_size("chunk", chunk, "is the number of copies of theta in one call")
 
 
-# Curvature from the gradients of single data: positive semi-definite, whatever the likelihood
-#
-#     g = E[∇ℓ(θ)]        H = E[Σ_n ∇log p(y_n|θ) ∇log p(y_n|θ)ᵀ] - E[∇²log p(θ)]
-#
-# The sum is the empirical Fisher matrix: the expected Hessian where the model is right and q near the
-# truth, another matrix elsewhere (Kunstner, Hennig and Balles 2019), so that V is off where the model is;
-# the mean is not.  VOGN uses it (Khan et al. 2018; Osawa et al. 2019).
-
-
 @final
 class GaussNewton(Drawing):
     """g and the empirical Fisher matrix as means over S draws; the curvature of the prior is exact.
 
-    Use it where the log likelihood is given datum by datum and H must be positive semi-definite although ℓ is not
-    convex, as for neural networks; `Hessian` has the right curvature where the model is wrong.  It evaluates one
-    posterior, not a batch.
+        g = E[∇ℓ(θ)]        H = E[Σ_n ∇log p(y_n|θ) ∇log p(y_n|θ)ᵀ] - E[∇²log p(θ)]
+
+    The sum is the expected Hessian where the model is right and q near the truth, and another matrix elsewhere
+    (Kunstner, Hennig and Balles 2019), so that V is off where the model is; the mean is not.  Use it, as VOGN does
+    (Khan et al. 2018; Osawa et al. 2019), where the log likelihood is given datum by datum and H must be positive
+    semi-definite although ℓ is not convex, as for neural networks; `Hessian` has the right curvature where the model is
+    wrong.  It evaluates one posterior, not a batch.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
@@ -209,21 +189,15 @@ def _fisher(target: SeparableTarget, theta: Tensor) -> Tensor:
     return flat.mT @ flat
 
 
-# Monte Carlo from gradients and Hessian-vector products with the columns of the root
-#
-#     a = E[Cᵀ∇ℓ(θ)]        W = E[Cᵀ(∇²ℓ(θ) C)]
-#
-# Bonnet and Price as in `Hessian`, straight in the frame: no curvature in θ is whitened afterwards, whose
-# entries may differ by many orders of magnitude where those of W are near γ.
-
-
 @final
 class HessianVector(Drawing):
     """a and W as means over S draws, from D Hessian-vector products a draw.
 
-    They are the same numbers as those of `Hessian` in exact arithmetic.  Use it for a diagonal covariance, where
-    no D x D matrix is formed and the memory is that of ``chunk`` copies of θ, and where the entries of H differ by many
-    orders of magnitude.
+        a = E[Cᵀ∇ℓ(θ)]        W = E[Cᵀ(∇²ℓ(θ) C)]
+
+    They are the same numbers as those of `Hessian` in exact arithmetic, straight in the frame.  Use it for a diagonal
+    covariance, where no D x D matrix is formed and the memory is that of ``chunk`` copies of θ, and where the entries
+    of H differ by many orders of magnitude.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
@@ -267,9 +241,6 @@ class HessianVector(Drawing):
         return structure.from_dense(0.5 * (W + W.mT))
 
 
-# Expectations whose value torch can differentiate: a and W from one backward pass
-
-
 @final
 class Autograd(Estimator):
     """E_q[ℓ] as the target computes it, differentiated by one backward pass with respect to the probes of q.
@@ -300,22 +271,17 @@ class Autograd(Estimator):
         return Expectation(value.detach(), packet, target.temperature, target.comparable, Cost(1, 0))
 
 
-# Bonnet's and Price's theorems for linear predictors, from joint draws of θ; the prior stays exact
-#
-#     θ_s = m + C z_s,  η_s = Xθ_s:    g = Xᵀ mean_s f'(η_s) + Λ(m - m₀)     H = Xᵀ diag(mean_s f''(η_s)) X + Λ
-#
-# (Wu and Gardner 2024, Eq 11, with g and H from the same draws.)  They are what `Hessian` gives on the log joint, up
-# to the prior's share of g, at the cost of one XᵀDX in the place of S D Hessian-vector products.  H ⪰ Λ where f
-# is convex, and H is exact where f is quadratic.
-
-
 @final
 class BonnetPrice(Drawing):
     """g and H of a generalised linear model as means over S draws of θ.
 
-    Use it to follow the stochastic natural-gradient VI of the paper, in which the draws are of θ; `MonteCarlo`
-    draws each predictor for itself, with less noise, and `Quadrature` does without draws.  The likelihood must be twice
-    differentiable: where it has a kink, its mean curvature cannot be had from draws.
+        θ_s = m + C z_s,  η_s = Xθ_s:    g = Xᵀ mean_s f'(η_s) + Λ(m - m₀)     H = Xᵀ diag(mean_s f''(η_s)) X + Λ
+
+    (Wu and Gardner 2024, Eq 11, with g and H from the same draws), at the cost of one XᵀDX in the place of the S D
+    Hessian-vector products of `Hessian`; the prior stays exact.  Use it to follow the stochastic natural-gradient VI of
+    the paper, in which the draws are of θ; `MonteCarlo` draws each predictor for itself, with less noise, and
+    `Quadrature` does without draws.  The likelihood must be twice differentiable: where it has a kink, its mean
+    curvature cannot be had from draws.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
@@ -360,22 +326,40 @@ def _predictor(rows: Tensor, theta: Tensor) -> Tensor:
 # ------------------------------------------------------------------------------------ reparametrised, and by scores
 
 
-# Monte Carlo from gradients alone: Stein's identity with the sticking-the-landing residual
-#
-#     r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        W = γI + E[r zᵀ]
-#
-# (Lin, Khan and Schmidt 2019; Roeder, Wu and Duvenaud 2017).  γz is a control variate: where q is the
-# exact Gaussian posterior, r = 0 for each draw, and neither a nor W has any variance.
+class _FromGradients(Drawing):
+    """The estimators from gradients alone, which differ in what they average of E[r zᵀ] and in its residual r."""
+
+    derives_value = True
+    _lands: bool  # r = Cᵀ∇ℓ - γz, which is 0 where q is the posterior, and not Cᵀ∇ℓ
+    _both: bool  # the symmetric part of r zᵀ, and not the triangle that belongs to the root
+
+    def __call__(self, q: Posterior, target: Target) -> Expectation:
+        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
+        seen, gamma = self.see(q, target), target.temperature
+        energy, z = seen.energy, seen.z
+        if self.comparable:
+            packet = self.derivative_of_mean(q, seen)
+        else:
+            force = (seen.pulled - gamma * z if self._lands else seen.pulled) / len(z)
+            a, W = force.sum(0), (q.sym_outer if self._both else q.one_triangle)(force, z)
+            packet = Framed(a, W + gamma * q.structure.eye(a) if self._lands else W)
+            if self._lands and not self._both:  # as published, the value too has the control variate
+                energy = energy - 0.5 * gamma * (q.structure.dot(z, z) - q.structure.total_dim)
+        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
+        return Expectation(energy.mean(0), packet, gamma, comparable, cost)
 
 
 @final
-class Stein(Drawing):
+class Stein(_FromGradients):
     """a and W from gradients at S draws; the default for a log joint that is only a function.
 
-    Of E[r zᵀ] the symmetric part is taken, which has about half the variance of a triangle of it.  With
-    `Fixed` draws a and W are the exact derivative of the mean of ℓ over them, steps can be found by
-    trial, and the residual makes no difference: such draws have mean 0 and covariance I.  In natural
-    coordinates that mean is a function of (S m, S) through the root T⁻ᵀ, S = T Tᵀ.
+        r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        W = γI + E[r zᵀ]
+
+    (Lin, Khan and Schmidt 2019; Roeder, Wu and Duvenaud 2017).  γz is a control variate: where q is the exact Gaussian
+    posterior, r = 0 for each draw, and neither a nor W has any variance.  Of E[r zᵀ] the symmetric part is taken, which
+    has about half the variance of a triangle of it.  With `Fixed` draws a and W are the exact derivative of the mean of
+    ℓ over them, steps can be found by trial, and the residual makes no difference: such draws have mean 0 and
+    covariance I.  In natural coordinates that mean is a function of (S m, S) through the root T⁻ᵀ, S = T Tᵀ.
 
     Args:
         draws: the number S of antithetic draws, which make a exact for quadratic ℓ; or draws such as `Independent`,
@@ -396,38 +380,20 @@ class Stein(Drawing):
     (3.0, 0.25)
     """
 
-    derives_value = True
-
-    def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
-        seen, gamma = self.see(q, target), target.temperature
-        if self.comparable:
-            packet = self.derivative_of_mean(q, seen)
-        else:
-            residual = (seen.pulled - gamma * seen.z) / len(seen.z)
-            a = residual.sum(0)
-            packet = Framed(a, q.sym_outer(residual, seen.z) + gamma * q.structure.eye(a))
-        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
-        return Expectation(seen.energy.mean(0), packet, gamma, comparable, cost)
-
-
-# Stein's identity with a quadratic control variate: a and W from a linear regression of the gradients
-#
-#     Cᵀ∇ℓ(m + C z_s) ≈ a + W z_s,   s = 1 .. S,   by least squares
-#
-# In place of the moments of the draws, which are I only on average, stand those they have (least squares
-# as in Salimans and Knowles 2013; the quadratic as a control variate: Geffner and Domke 2020).  Whatever
-# in ℓ is quadratic costs no variance at all: for a quadratic ℓ value, a and W are exact.
+    _lands, _both = True, True
 
 
 @final
 class LeastSquaresStein(Drawing):
     """a and W from gradients at S > D draws, exact for a quadratic ℓ whatever the draws.
 
-    Where ℓ is not quadratic, value, a and W are consistent with a bias of order 1/S.  With S ≥ 4D antithetic
-    draws W has a fraction of the noise of `Stein` far from the optimum and as much at it, and the value a
-    fraction everywhere; with S barely above 2D there is more noise, not less.  The regression has D² coefficients
-    for a diagonal covariance too, where `Stein` keeps D numbers.
+        Cᵀ∇ℓ(m + C z_s) ≈ a + W z_s,   s = 1 .. S,   by least squares
+
+    In place of the moments of the draws, which are I only on average, stand those they have (Salimans and Knowles 2013;
+    the quadratic as a control variate: Geffner and Domke 2020).  Where ℓ is not quadratic, value, a and W are
+    consistent with a bias of order 1/S.  With S ≥ 4D antithetic draws W has a fraction of the noise of `Stein` far from
+    the optimum and as much at it, and the value a fraction everywhere; with S barely above 2D there is more noise, not
+    less.  The regression has D² coefficients for a diagonal covariance too, where `Stein` keeps D numbers.
 
     Args:
         draws: the number S of antithetic draws, S ≥ 2D; or draws, `Independent` or `Quasi` with S > D, `Antithetic`
@@ -435,8 +401,7 @@ class LeastSquaresStein(Drawing):
 
     Raises:
         InputError: if draws is neither, or the number is not positive and even; on use, if there are too few draws for
-            D,
-            or the log joint does not depend on theta.
+            D, or the log joint does not depend on theta.
 
     >>> from torchngvi import CholeskyGaussian, LogJoint
     >>> q, target = CholeskyGaussian(1, dtype=torch.float64), LogJoint(lambda theta: -2 * (theta - 3).square().sum(-1))
@@ -449,7 +414,13 @@ class LeastSquaresStein(Drawing):
 
     def __call__(self, q: Posterior, target: Target) -> Expectation:
         """Estimate E_q[ℓ], a and W at q by a regression of the gradients on the draws."""
-        self._check_number(q.dim)
+        least = 2 * q.dim if self.draws.mirrored else q.dim + 1  # mirror images add nothing to the span of z
+        if self.draws.num_samples < least:
+            kind = "antithetic draws" if self.draws.mirrored else "draws"
+            raise InputError(
+                f"LeastSquaresStein needs at least {least} {kind} in {q.dim} dimensions; got {self.draws.num_samples}. "
+                "Use more, or Stein."
+            )
         seen = self.see(q, target)
         z, pulled = seen.z.movedim(0, -2), seen.pulled.movedim(0, -2)  # (*batch, S, D)
         design = torch.cat([torch.ones_like(z[..., :1]), z], -1)
@@ -462,31 +433,16 @@ class LeastSquaresStein(Drawing):
         packet = Framed(a, q.structure.from_dense(W))
         return Expectation(value, packet, target.temperature, False, Cost(self.draws.num_samples, 0))
 
-    def _check_number(self, dim: int) -> None:
-        """The regression on 1 and z has one solution; mirror images add nothing to the span of z."""
-        least = 2 * dim if self.draws.mirrored else dim + 1
-        if self.draws.num_samples < least:
-            kind = "antithetic draws" if self.draws.mirrored else "draws"
-            raise InputError(
-                f"LeastSquaresStein needs at least {least} {kind} in {dim} dimensions; got {self.draws.num_samples}. "
-                "Use more, or Stein."
-            )
-
-
-# Monte Carlo from gradients alone, nothing subtracted: the entropy enters in closed form only
-#
-#     a = E[Cᵀ∇ℓ]        W = E[Cᵀ∇ℓ zᵀ]
-#
-# (the reparametrisation gradient of Kingma and Welling 2014; CFE in Kim, Ma and Gardner 2024, Definition
-# 4).  Its noise does not vanish at the optimum.  `Stein` is the better choice for q that fits well; far
-# from the optimum, or where q cannot fit, neither is always ahead (Kim et al. 2024, section 3).
-
 
 @final
-class ClosedEntropyStein(Drawing):
+class ClosedEntropyStein(_FromGradients):
     """a and W from gradients at S draws, without the control variate of `Stein`.
 
-    Use it to compare with the gradient estimator of most black-box VI, or where q cannot fit the target well.
+        a = E[Cᵀ∇ℓ]        W = E[Cᵀ∇ℓ zᵀ]
+
+    (the reparametrisation gradient of Kingma and Welling 2014; CFE in Kim, Ma and Gardner 2024, Definition 4).  Its
+    noise does not vanish at the optimum.  Use it to compare with the gradient estimator of most black-box VI, or where
+    q cannot fit the target well; neither is always ahead there (section 3 of the last paper).
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`; with
@@ -503,38 +459,22 @@ class ClosedEntropyStein(Drawing):
     [1.0, 1.0]
     """
 
-    derives_value = True
-
-    def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
-        seen = self.see(q, target)
-        if self.comparable:
-            packet = self.derivative_of_mean(q, seen)
-        else:
-            pulled = seen.pulled / len(seen.z)
-            packet = Framed(pulled.sum(0), q.sym_outer(pulled, seen.z))
-        comparable = self.comparable and target.comparable
-        return Expectation(seen.energy.mean(0), packet, target.temperature, comparable, Cost(self.draws.num_samples, 0))
+    _lands, _both = False, True
 
 
 # -------------------------------------------------------------------------------- in the root, and from values
 
 
-# The gradient of a reparametrised draw as backpropagation through a Cholesky factor gives it: one triangle
-#
-#     a = E[Cᵀ∇ℓ]        W = M + Mᵀ on the triangle of the root, M = tril½ E[Cᵀ∇ℓ zᵀ]
-#
-# (Wu and Gardner 2024, Algorithm 1: θ = m + C z with C = chol(V), differentiated to (m, V); Kim, Ma and
-# Gardner 2024, Definition 4, whose ∂L/∂C = tril(∇ℓ zᵀ) - diag(1/C_ii) is what `RootGradient` makes of it.)
-# W is unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a step in natural
-# coordinates can leave the cone at any ρ, which `Hessian` and `BonnetPrice` never do on convex ℓ.
-
-
 @final
-class Reparametrized(Drawing):
+class Reparametrized(_FromGradients):
     """a and W from gradients at S draws, taking of E[Cᵀ∇ℓ zᵀ] the triangle that belongs to the root.
 
-    Use it to compare with the papers above; `ClosedEntropyStein` averages both triangles, with less noise.
+        a = E[Cᵀ∇ℓ]        W = M + Mᵀ on the triangle of the root, M = tril½ E[Cᵀ∇ℓ zᵀ]
+
+    It is what backpropagation through a Cholesky factor gives (Wu and Gardner 2024, Algorithm 1; Kim, Ma and Gardner
+    2024, Definition 4).  W is unbiased and symmetric, but not positive semi-definite, not even where ℓ is convex: a
+    step in natural coordinates can leave the cone at any ρ, which those of `Hessian` and `BonnetPrice` never do on
+    convex ℓ.  Use it to compare with these papers; `ClosedEntropyStein` averages both triangles, with less noise.
 
     Args:
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
@@ -550,32 +490,20 @@ class Reparametrized(Drawing):
     [1.0, 1.0]
     """
 
-    derives_value = True
-
-    def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
-        seen = self.see(q, target)
-        packet = self.derivative_of_mean(q, seen) if self.comparable else self.one_triangle(q, seen.pulled, seen.z)
-        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
-        return Expectation(seen.energy.mean(0), packet, target.temperature, comparable, cost)
-
-
-# Monte Carlo from gradients alone, as an optimizer over the root itself would see it: a triangle of E[r zᵀ]
-#
-#     r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        M = E[r zᵀ]        W = γI + tril½[M] + tril½[M]ᵀ
-#
-# the path derivative of Roeder, Wu and Duvenaud (2017), as in Tan (2025), section 3.2: the gradient of L in
-# C is C⁻ᵀM, of which a triangular root has the lower part, and that part depends on the lower part of M only.
-# In coordinates whose frame is upper triangular it is Mᵀ that counts.
+    _lands, _both = False, False
 
 
 @final
-class PathDerivative(Drawing):
+class PathDerivative(_FromGradients):
     """a and W from one draw, as published; `Stein` averages both triangles and has less variance.
 
-    The value has the same control variate, ℓ - ½γ(|z|² - D), so that the loss of a step is
-    -log joint + γ log q at the draw.  Where q is the exact Gaussian posterior, a, W and the loss have no
-    variance.  With `Fixed` draws it is the same as `Stein`.
+        r = Cᵀ∇ℓ(m + C z) - γz        a = E[r]        M = E[r zᵀ]        W = γI + tril½[M] + tril½[M]ᵀ
+
+    It is the path derivative of Roeder, Wu and Duvenaud (2017) as in Tan (2025), section 3.2: the gradient of L in C is
+    C⁻ᵀM, of which a triangular root has the lower part; where the frame is upper triangular it is Mᵀ that counts.  The
+    value has the same control variate, ℓ - ½γ(|z|² - D), so that the loss of a step is -log joint + γ log q at the
+    draw.  Where q is the exact Gaussian posterior, a, W and the loss have no variance.  With `Fixed` draws it is the
+    same as `Stein`.
 
     Args:
         draws: one independent draw by default; else the number S of antithetic draws, or draws such as `Independent`,
@@ -593,41 +521,23 @@ class PathDerivative(Drawing):
     -1.837877066
     """
 
-    derives_value = True
+    _lands, _both = True, False
 
     def __init__(self, draws: Draws | int | None = None) -> None:
         super().__init__(Independent(1) if draws is None else draws)
-
-    def __call__(self, q: Posterior, target: Target) -> Expectation:
-        """Estimate E_q[ℓ], a and W at q, from the gradients at the draws."""
-        seen, gamma = self.see(q, target), target.temperature
-        energy = seen.energy
-        if self.comparable:
-            packet = self.derivative_of_mean(q, seen)
-        else:
-            a, W = self.one_triangle(q, seen.pulled - gamma * seen.z, seen.z)
-            packet = Framed(a, W + gamma * q.structure.eye(a))
-            energy = energy - 0.5 * gamma * (q.structure.dot(seen.z, seen.z) - q.structure.total_dim)
-        comparable, cost = self.comparable and target.comparable, Cost(self.draws.num_samples, 0)
-        return Expectation(energy.mean(0), packet, gamma, comparable, cost)
-
-
-# Monte Carlo from values of the log joint alone: no gradient is taken
-#
-#     h = ℓ(m + C z) - ½γ|z|²        a = E[(h - b) z]        W = γI + E[(h - b) zzᵀ]
-#
-# the score function estimator (Williams 1992; Ranganath, Gerrish and Blei 2014) in the frame, where the
-# scores are z and zzᵀ - I and the natural gradient needs no solve (from Tan 2025, section 3.1).  b is the
-# mean of h over the other draws (leave-one-out baseline: Kool, van Hoof and Welling 2019); h - b then has
-# mean 0 over the draws, which is why I is not subtracted.  With γ log q in it, h is constant where q is
-# the exact Gaussian posterior, and neither a nor W has any variance there.
 
 
 @final
 class ScoreFunction(Drawing):
     """a and W from values at S draws, for a log joint that has no gradient, such as that of a simulator.
 
-    The variance grows with D as that of gradients does not, so that it is of use in few dimensions or with many draws.
+        h = ℓ(m + C z) - ½γ|z|²        a = E[(h - b) z]        W = γI + E[(h - b) zzᵀ]
+
+    It is the score function estimator (Williams 1992; Ranganath, Gerrish and Blei 2014) in the frame, where the scores
+    are z and zzᵀ - I and the natural gradient needs no solve (from Tan 2025, section 3.1).  b is the mean of h over the
+    other draws (leave-one-out baseline: Kool, van Hoof and Welling 2019), and h is constant where q is the exact
+    Gaussian posterior: neither a nor W has any variance there.  The variance grows with D as that of gradients does
+    not, so that it is of use in few dimensions or with many draws.
 
     Args:
         draws: the number S of antithetic draws, or draws, `Independent` or `Antithetic`; at least two draws or pairs.

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from torchngvi.arguments import read_instance, read_list, read_number, read_size
+from torchngvi.arguments import read_instance, read_list, read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Bent, Coordinates, Local, Metric, Posterior
 from torchngvi.momentum import Adam as AdamMomentum
@@ -151,15 +151,8 @@ def _flat(metric: Preconditioner, q: Posterior) -> FlatPosterior:
     return q
 
 
-def finite_rows(
-    scores: Tensor,  # (S, *batch, D)
-) -> tuple[Tensor, Tensor]:
-    """Set the scores that are not finite to zero.
-
-    >>> rows, fine = finite_rows(torch.tensor([[1.0, torch.nan], [1.0, 2.0]]))
-    >>> rows.tolist(), fine.tolist()
-    ([[0.0, 0.0], [1.0, 2.0]], [False, True])
-    """
+def finite_rows(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Set the scores (S, *batch, D) that are not finite to zero, and return which are, (S, *batch)."""
     fine = scores.sum(-1).isfinite()  # of a sum: one pass, and no NaN or infinity cancels in it
     return torch.where(fine[..., None], scores, 0.0), fine
 
@@ -169,14 +162,11 @@ def check_count(name: str, value: int) -> int:
     return read_size(name, value, "counts draws")
 
 
-# No preconditioner: the ordinary gradient (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.5)
-
-
 @final
 class Identity(Preconditioner):
     """No metric: the direction is the ordinary gradient ∇L, so that steps depend on the units and coordinates of λ.
 
-    Use it as the baseline that shows what a metric gains.
+    Use it as the baseline that shows what a metric gains (Godichon-Baggioni, Nguyen and Tran 2023, Eq 2.5).
 
     >>> import torch
     >>> from torchngvi.ifvb import Beta
@@ -191,28 +181,15 @@ class Identity(Preconditioner):
         return gradient
 
 
-# The damped Fisher matrix of a batch of scores, solved by Woodbury or Cholesky
-#
-#     (F̂ + ρ tr(F̂)/D I) x = g,  F̂ = ΦᵀΦ/n,  Φ the scores as rows
-#
-# With n < D the n x n matrix suffices: x = (g - Φᵀ(nδI + ΦΦᵀ)⁻¹Φg)/δ, δ = ρ tr(F̂)/D.
-
-
-def check_damping(rho: float) -> float:
-    """Check a damping ρ."""
-    return read_number("rho", rho, "is the damping in units of the mean eigenvalue", at_least=0)
-
-
 def damped_solve(
     rows: Tensor,  # (n, *batch, D)
     count: Tensor,  # (*batch,), rows that are not empty
     rho: float,
     gradient: Tensor,  # (*batch, D)
 ) -> Tensor:
-    """Solve (F̂ + ρ tr(F̂)/D I) x = g, with F̂ = ΦᵀΦ/n the mean of the outer products of the scores.
+    """Solve (F̂ + ρ tr(F̂)/D I) x = g, with F̂ = ΦᵀΦ/n and the scores as the rows of Φ.
 
-    >>> damped_solve(torch.eye(2), torch.tensor(2), 1.0, torch.ones(2)).tolist()  # (½ + ½) x = 1
-    [1.0, 1.0]
+    With n < D it is x = (g - Φᵀ(nδI + ΦΦᵀ)⁻¹Φg)/δ, δ = ρ tr(F̂)/D, by the n x n matrix alone.
     """
     Phi = rows.movedim(0, -2)
     n, D = Phi.shape[-2:]
@@ -226,14 +203,12 @@ def damped_solve(
     return solve_symmetric(Phi.mT @ Phi + n_delta * torch.eye(D, dtype=Phi.dtype, device=Phi.device), g)
 
 
-# The natural gradient in closed form (Godichon-Baggioni, Nguyen and Tran 2023, Eq 3.4)
-
-
 @final
 class Exact(Preconditioner):
     """The natural gradient I_F⁻¹∇L in closed form, from `FlatPosterior.exact_fisher_solve`.
 
-    It is free of noise, and the first choice where the posterior knows its Fisher matrix.
+    It is free of noise, and the first choice where the posterior knows its Fisher matrix (Godichon-Baggioni, Nguyen and
+    Tran 2023, Eq 3.4).
 
     Raises:
         PairError: at construction of an optimizer, if the posterior does not know its Fisher matrix.
@@ -259,11 +234,6 @@ class Exact(Preconditioner):
         return q.exact_fisher_solve(gradient)
 
 
-# One preconditioner for each block of λ: exact where q is a product over the blocks, an approximation elsewhere
-#
-# It needs ΣD_b² numbers in the place of D².
-
-
 class _Slice:
     """What the preconditioner of a block sees of the posterior: the length and place of its part of λ."""
 
@@ -275,19 +245,17 @@ class _Slice:
 class Blocks(Preconditioner):
     """A block-diagonal metric: a copy of one preconditioner for each consecutive block of λ.
 
-    Use it where λ is too long for a D x D matrix, or where q is a product over the blocks, so that its Fisher
-    matrix is block-diagonal.
+    Use it where λ is too long for a D x D matrix, for it needs ΣD_b² numbers, or where q is a product over the blocks,
+    so that its Fisher matrix is block-diagonal.
 
     Args:
         rule: the preconditioner, `Recursive`, `MatrixFree`, `Window` or `BatchFisher`; its warm-up and generator are
-            those
-            of all blocks.
+            those of all blocks.
         sizes: the lengths of the blocks, which sum to D.
 
     Raises:
         InputError: if the rule takes no scores, or there are no sizes; at construction of an optimizer, if the sizes do
-            not
-            sum to D.
+            not sum to D.
 
     >>> from torchngvi.ifvb import MeanFieldGaussian, Recursive
     >>> len(Blocks(Recursive(), [2, 2]).fresh(MeanFieldGaussian(torch.zeros(4))))
@@ -327,13 +295,6 @@ class Blocks(Preconditioner):
         return torch.cat([self.rule.direction(state[str(i)], piece, q) for i, piece in enumerate(pieces)], -1)
 
 
-# -------------------------------------------------------------------------------- NAGVAC
-
-# The natural gradient of a Gaussian with one factor, its Fisher matrix taken as block-diagonal in (μ, b, c), is NAGVAC
-# (Tran, Nguyen, Nott and Kohn 2020), in two forms that differ in the block of b: its exact inverse
-# (Σ - bbᵀ/(2a))/a, and the Σ/(2a) that is usually run.  `Exact` costs the same O(d) and drops no block.
-
-
 def _rank_one(q: FlatPosterior) -> RankOneGaussian:
     if not isinstance(q, RankOneGaussian):
         raise PairError(f"NAGVAC is for a RankOneGaussian; got {type(q).__name__}. Use Exact, or IFVB.")
@@ -341,7 +302,7 @@ def _rank_one(q: FlatPosterior) -> RankOneGaussian:
 
 
 class _BlockSolve(Preconditioner):
-    """The base of both forms, a closed form that learns nothing from scores."""
+    """The base of both forms of NAGVAC, a closed form that learns nothing from scores."""
 
     def fresh(self, q: FlatPosterior) -> State:
         """Return an empty state, after a check of the posterior."""
@@ -353,6 +314,7 @@ class _BlockSolve(Preconditioner):
 class NAGVAC(_BlockSolve):
     """The natural gradient of a `RankOneGaussian` with a block-diagonal Fisher matrix, each block inverted exactly.
 
+    The blocks are those of (μ, b, c) (Tran, Nguyen, Nott and Kohn 2020); the inverse of that of b is (Σ - bbᵀ/(2a))/a.
     Use it to compare with the published method: `Exact` costs as much and drops no block.
 
     Raises:
@@ -391,18 +353,13 @@ class PublishedNAGVAC(_BlockSolve):
         return _rank_one(q).published_block_solve(gradient)
 
 
-# -------------------------------------------------------------------------------- Adam
-
-# Adam (Kingma and Ba 2015) needs no Fisher matrix.  Its arithmetic is that of the momentum `torchngvi.rules.Adam`; as a
-# metric its direction is seen by step sizes that limit a direction, and by a momentum that averages steps.
-
-
 @final
 class Adam(Preconditioner):
     """Adam's running moments of the gradient in the place of a metric, coordinate by coordinate.
 
     It equals `torch.optim.Adam` at a constant step.  Use it as the method to compare with that needs no Fisher
-    matrix.
+    matrix; unlike the momentum `torchngvi.rules.Adam` it makes a direction, which step sizes may limit and a momentum
+    average.
 
     Args:
         betas: the weights of the past in the averages of g and of g², each in [0, 1).

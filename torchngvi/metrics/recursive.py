@@ -15,7 +15,6 @@ from torchngvi.metrics.preconditioner import (
     Preconditioner,
     State,
     check_count,
-    check_damping,
     check_warmup,
     damped_solve,
     finite_rows,
@@ -273,23 +272,18 @@ def free_bytes(device: torch.device) -> float:
     return min(limits)
 
 
-# The recursion without a matrix: P x = x/ε - Vᵀ(Vx), one vector of V a score and one a Z
-#
-# It is exact while nothing is dropped, and cheaper than the dense form while V has fewer than D rows.
-
-
 @final
 class MatrixFree(Recursion):
     """The recursion of `Recursive` with vectors in the place of the matrix P: O(jD) an iteration for j vectors.
 
-    Use it where the D x D matrix of `Recursive` does not fit, and runs are short.
+    P x = x/ε - Vᵀ(Vx), with one vector of V a score and one a Z, is exact while nothing is dropped.  Use it where the D
+    x D matrix of `Recursive` does not fit, and runs are short.
 
     Args:
         samples, eps, c_beta, beta, warmup, generator: as those of `Recursive`.
         keep: the number of vectors kept, at least 2S; None keeps all.  What is left after dropping the oldest is
-            positive
-            definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is hardly
-            preconditioned: clip it, or use `Window`.
+            positive definite but *not* the inverse of the remaining sum, and t then multiplies a direction that is
+            hardly preconditioned: clip it, or use `Window`.
 
     Raises:
         InputError: if a value is out of range, or fewer vectors are kept than enter at once.
@@ -345,17 +339,12 @@ class MatrixFree(Recursion):
 # -------------------------------------------------------------------------------- of a batch, and of a window
 
 
-# The Fisher matrix of S fresh scores at the current λ, with no memory of earlier ones
-#
-# Without damping it is Eq 4.1 of Godichon-Baggioni, Nguyen and Tran (2023), of rank S at most; they reject it.
-# With damping it is the plain alternative to their recursion: scores cost no likelihood.
-
-
 @final
 class BatchFisher(Preconditioner):
     """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L, with F̂ the mean of the outer products of S fresh scores.
 
-    Use it as the metric without memory: `Recursive` and `Window` keep what earlier scores have shown.
+    Use it as the metric without memory: `Recursive` and `Window` keep what earlier scores have shown.  Undamped it is
+    Eq 4.1 of Godichon-Baggioni, Nguyen and Tran (2023), of rank S at most, which they reject.
 
     Args:
         samples: the number S of scores a step, at least 1.
@@ -374,7 +363,8 @@ class BatchFisher(Preconditioner):
     """
 
     def __init__(self, samples: int = 50, rho: float = 0.01, *, generator: torch.Generator | None = None) -> None:
-        self.samples, self.rho = check_count("samples", samples), check_damping(rho)
+        self.samples = check_count("samples", samples)
+        self.rho = read_number("rho", rho, "is the damping in units of the mean eigenvalue", at_least=0)
         self.generator = read_generator("generator", generator)
 
     def fresh(self, q: FlatPosterior) -> State:
@@ -400,15 +390,12 @@ class BatchFisher(Preconditioner):
         return damped_solve(state["rows"], state["count"], self.rho, gradient)
 
 
-# The Fisher matrix of the last M scores, exact for that sum: O(MD) memory, O(MD + M³) an update
-
-
 @final
 class Window(Preconditioner):
     """The direction (F̂ + ρ tr(F̂)/D I)⁻¹∇L over the M newest scores, by Woodbury's identity.
 
-    Use it where the D x D matrix of `Recursive` does not fit: it costs O(MD) memory, and is exact for the sum
-    that is kept.
+    Use it where the D x D matrix of `Recursive` does not fit: it costs O(MD) memory and O(MD + M³) an update, and is
+    exact for the sum that is kept.
 
     Args:
         keep: the number M of scores that are kept.

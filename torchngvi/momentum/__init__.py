@@ -12,19 +12,15 @@ from torchngvi.interfaces import Coordinates, Momentum, Posterior
 
 __all__ = ["Adam", "ExponentialAverage", "NormalizedMomentum"]
 
-# Exponential averages of steps: M ← ωM + (1 - ω) d, and the step along M
-#
-# What is averaged is the direction as long as the step size lets it be, so that one gradient of enormous length does
-# not stay in M.  On a manifold M is carried to the tangent space at each new λ (the vector transport).
-
 
 @final
 class ExponentialAverage(Momentum):
     """The exponential moving average of the directions, without a correction of its bias towards 0.
 
     The step goes along M ← ωM + (1 - ω)d, where d is the direction of the present step as far as the step size lets it
-    go.  Use it for stochastic gradients in the methods that are published with it, such as manifold VB; where the
-    first steps should have full length, `NormalizedMomentum` corrects the bias.
+    go, so that one gradient of enormous length does not stay in M; on a manifold M is carried to the tangent space at
+    each new λ.  Use it for stochastic gradients in the methods that are published with it, such as manifold VB; where
+    the first steps should have full length, `NormalizedMomentum` corrects the bias.
 
     Args:
         weight: the weight ω of the past, in [0, 1).
@@ -60,32 +56,20 @@ class ExponentialAverage(Momentum):
         return Coordinates(vector, matrix), {"mean_vector": vector, "mean_matrix": matrix}
 
 
-# Averages of normalised natural gradients, as in Snngm of Tan (2025), section 4
-#
-#     m_t = β m_{t-1} + (1 - β) g̃_t / ‖g̃_t‖        λ' = λ - ρ m_t / (1 - βᵗ)
-#
-# What is normalised is the natural gradient at hand, not its average (as in Cutkosky and Mehta 2020).  The
-# norm is one of
-#
-#     euclidean     ‖g̃‖₂ = √(g̃ᵀg̃) over the coordinates that q has: a triangle, or a diagonal
-#     riemannian    ‖g̃‖_F = √(g̃ᵀFg̃) = √(|a|² + ½‖P‖²_F)
-#
-# The paper prints both without the root; steps have unit length with it only.
-
-NORMS = ("euclidean", "riemannian")
-
-
 @final
 class NormalizedMomentum(Momentum):
     """The average of normalised natural gradients; where a gradient vanishes, nothing is added.
 
-    Every natural gradient is divided by its norm before it enters the average, so that the length of a step is set by
-    the learning rate alone.  Use it for noisy natural gradients of very different lengths; with a constant
-    learning rate the iterates do not settle, so that the rate has to decrease.  The rule must be a natural-gradient
-    one.
+        m_t = β m_{t-1} + (1 - β) g̃_t / ‖g̃_t‖        λ' = λ - ρ m_t / (1 - βᵗ)
+
+    (Snngm of Tan 2025, section 4).  Every natural gradient is divided by its norm before it enters the average, so that
+    the length of a step is set by the learning rate alone.  Use it for noisy natural gradients of very different
+    lengths; with a constant learning rate the iterates do not settle, so that the rate has to decrease.  The rule must
+    be a natural-gradient one.
 
     Args:
-        norm: "euclidean" for the norm over the coordinates that q has, or "riemannian" for the natural norm.
+        norm: "euclidean" for √(g̃ᵀg̃) over the coordinates that q has, or "riemannian" for the natural norm
+            √(g̃ᵀFg̃) = √(|a|² + ½‖P‖²_F).  The paper prints both without the root.
         beta: the weight β of the past, in [0, 1).
         bias_correction: whether to divide by 1 - βᵗ, so that the first step is a unit vector; without it, this is the
             form that is analysed in the paper.
@@ -101,7 +85,7 @@ class NormalizedMomentum(Momentum):
     carried = ("mean_vector",)
 
     def __init__(self, norm: str = "euclidean", *, beta: float = 0.9, bias_correction: bool = True) -> None:
-        self.norm = read_choice("norm", norm, NORMS)
+        self.norm = read_choice("norm", norm, ("euclidean", "riemannian"))
         self.beta = read_number("beta", beta, "is the weight of the past", at_least=0, below=1)
         self.bias_correction = read_flag("bias_correction", bias_correction)
 
@@ -136,22 +120,15 @@ class NormalizedMomentum(Momentum):
         return Coordinates(scale[..., None] * vector, structure.scaled(scale, matrix)), memory
 
 
-# Adam on q's own coordinates (Kingma and Ba 2015, Algorithm 1), fed Euclidean or natural gradients
-#
-#     m = β₁ m + (1 - β₁) g,   v = β₂ v + (1 - β₂) g²,   λ' = λ - ρ m̂ / (√v̂ + ε)
-#
-# entry by entry, m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ).  Tan (2025), section 4, compares it on both
-# gradients with normalised natural gradients: its scaling by coordinates repeats what F⁻¹ has done.
-
-
 @final
 class Adam(Momentum):
     """Adam on the change of the coordinates that a rule asks for, entry by entry.
 
-    The change is averaged with weight β₁ and divided by the root of the average of its squares, both corrected for
-    their start at zero.  Use it with Euclidean gradients, as the method that most people know; on natural
-    gradients it scales a second time what F⁻¹ has scaled already.  The rule must move q along a straight line in its
-    own coordinates.
+        m = β₁ m + (1 - β₁) g,   v = β₂ v + (1 - β₂) g²,   λ' = λ - ρ m̂ / (√v̂ + ε)
+
+    with m̂ = m / (1 - β₁ᵗ) and v̂ = v / (1 - β₂ᵗ) (Kingma and Ba 2015, Algorithm 1).  Use it with Euclidean gradients,
+    as the method that most people know; on natural gradients it scales a second time what F⁻¹ has scaled already
+    (compared in Tan 2025, section 4).  The rule must move q along a straight line in its own coordinates.
 
     Args:
         betas: the weights β₁ and β₂ of the past in the averages of g and of g², each in [0, 1).

@@ -18,20 +18,16 @@ from torchngvi.interfaces import (
 from torchngvi.numerics.arrays import less_product
 from torchngvi.structures import FullAlgebra
 
-# The natural gradient in q's own coordinates, λ' = λ - ρ F⁻¹∇L
-#
-# On (m, C) it is SR-VN, C' = C - ρ C tril½[P], m' = m - ρ C a (Kumar et al. 2025, Eq 17, equal to
-# Tan 2025, Theorem 2); on (S m, S) it is VN.  The coordinates decide: tril½ depends on the root.
-
 
 @final
 class NaturalGradient(Rule):
     """Natural-gradient descent along a straight line in the coordinates that the posterior stores, λ' = λ - ρλ̇.
 
     The natural gradient λ̇ = F⁻¹∇L is the one that the posterior gives for its own coordinates, so that the choice of
-    the posterior decides the curve: with a `CholeskyGaussian` this is SR-VN, with a `NaturalGaussian` it is VN.  One
-    wants it as the plain natural-gradient method of a posterior; a step that is too long may leave the positive
-    definite cone, and is then not taken.
+    the posterior decides the curve: with a `CholeskyGaussian` this is SR-VN, C' = C - ρ C tril½[P] and m' = m - ρ C a
+    (Kumar et al. 2025, Eq 17, equal to Tan 2025, Theorem 2), with a `NaturalGaussian` it is VN.  Use it as the plain
+    natural-gradient method of a posterior; a step that is too long may leave the positive definite cone, and is then
+    not taken.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -59,21 +55,15 @@ class NaturalGradient(Rule):
         return Path(at, norm2, norm2)
 
 
-# The natural gradient in the unique coordinates of a root Λ: log Λ_ii on the diagonal, Λ_ij below it
-#
-#     change of log Λ_ii = -ρ Λ̇_ii / Λ_ii        change of Λ_ij = -ρ Λ̇_ij
-#
-# with Λ̇ the natural gradient in Λ: natural gradients change coordinates as velocities do (Tan 2025, Eq 4, and
-# section 3, R*⊙∇̃L with 1/Λ_ii on the diagonal of R*).  The diagonal stays positive for every ρ.
-
-
 @final
 class LogNaturalGradient(Rule):
     """Natural-gradient descent in the logarithms of the diagonal of q's root and its entries below the diagonal.
 
-    The step is straight in log Λ_ii and Λ_ij, so that the diagonal of the root stays positive for every step size.  One
-    wants it to follow Tan (2025), or where `NaturalGradient` in the same root takes steps that are rejected because a
-    diagonal entry would change its sign.
+        change of log Λ_ii = -ρ Λ̇_ii / Λ_ii        change of Λ_ij = -ρ Λ̇_ij
+
+    with Λ̇ the natural gradient in Λ (Tan 2025, Eq 4 and section 3, R*⊙∇̃L), so that the diagonal of the root stays
+    positive for every step size.  Use it to follow that paper, or where `NaturalGradient` in the same root takes steps
+    that are rejected because a diagonal entry would change its sign.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogNaturalGradient(), lr=0.1)
@@ -98,24 +88,18 @@ class LogNaturalGradient(Rule):
         return Path(at, norm2, norm2)
 
 
-# The natural gradient along a curve that stays positive definite for every step, in every pattern
-#
-#     in (m, T)   T' = T Λ,  Λ = I + ρK + ½ρ²K²,   m' = m - ρ T⁻ᵀ a        K = tril½[P], P = K + Kᵀ
-#     in (m, C)   C' = C Λ,  Λ = I - ρK + ½ρ²K²,   m' = m - ρ C a
-#
-# the first terms of the exponential of the triangular group (Lin, Nielsen, Khan and Schmidt 2021, local coordinates;
-# the triangular root is their B).  The diagonal of Λ is 1 ± x + ½x² ≥ ½, whatever ρ and H, and products of triangular
-# matrices keep the pattern: it is for arrows and forests what `Retraction` is for dense matrices.  Its tangent is that
-# of `NaturalGradient`.
-
-
 @final
 class LocalExponential(Rule):
     """Natural-gradient steps in a triangular root that stay positive definite for every step size, in every structure.
 
-    The root of q is multiplied by Λ = I ± ρK + ½ρ²K² with K = tril½[P], and the mean moves by -ρCa.  Use it for
-    sparse structures, such as arrows and forests, where the expected Hessian may be indefinite; for dense structures
-    `Retraction` does not depend on the order of the coordinates.  The posterior must hold a mean and a triangular root.
+        in (m, T)   T' = T Λ,  Λ = I + ρK + ½ρ²K²,   m' = m - ρ T⁻ᵀ a        K = tril½[P], P = K + Kᵀ
+        in (m, C)   C' = C Λ,  Λ = I - ρK + ½ρ²K²,   m' = m - ρ C a
+
+    These are the first terms of the exponential of the triangular group (Lin, Nielsen, Khan and Schmidt 2021, local
+    coordinates).  The diagonal of Λ is 1 ± x + ½x² ≥ ½, whatever ρ and H, and products of triangular matrices keep the
+    pattern.  Use it for sparse structures, such as arrows and forests, where the expected Hessian may be indefinite;
+    for dense structures `Retraction` does not depend on the order of the coordinates.  The posterior must hold a mean
+    and a triangular root.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> opt = NaturalGradientVI(CholeskyGaussian(3), LocalExponential(), lr=1.0)
@@ -139,21 +123,16 @@ class LocalExponential(Rule):
         return Path(at, lambda: norm2, lambda: norm2)
 
 
-# The improved Bayesian learning rule, iBLR: VN with a second-order term that keeps every step in the cone
-#
-#     S' = (1 - γρ) S + ρH + ½ρ² G S⁻¹ G,  G = H - γS;   m' = m - ρ S⁻¹ g, with the old S
-#
-# (Lin, Schmidt and Khan 2020).  In the frame N = I + ρP + ½ρ²P² = ½(I + (I + ρP)²), whose
-# eigenvalues are at least ½: positive definite for every ρ and every H, convex or not.
-
-
 @final
 class Retraction(Rule):
     """The improved Bayesian learning rule (iBLR): natural-gradient steps that keep S positive definite.
 
-    With N = I + ρP + ½ρ²P² the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  Use it where the expected Hessian may be
-    indefinite; `VariationalNewton` is cheaper where it is not.  The structure of q must admit products of symmetric
-    matrices; `LocalExponential` serves the others.
+        S' = (1 - γρ) S + ρH + ½ρ² G S⁻¹ G,  G = H - γS;   m' = m - ρ S⁻¹ g, with the old S
+
+    (Lin, Schmidt and Khan 2020).  In the frame it is S' = C⁻ᵀ N C⁻¹ with N = I + ρP + ½ρ²P² = ½(I + (I + ρP)²), whose
+    eigenvalues are at least ½ for every ρ and every H.  Use it where the expected Hessian may be indefinite;
+    `VariationalNewton` is cheaper where it is not.  The structure of q must admit products of symmetric matrices;
+    `LocalExponential` serves the others.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -182,21 +161,15 @@ class Retraction(Rule):
         return Path(at, lambda: norm2, lambda: norm2)
 
 
-# The precision along a geodesic of the positive definite cone: S' = C⁻ᵀ exp(ρP) C⁻¹, m' = m - ρ C a
-#
-# The exponential map in local coordinates (m + Cδ, C⁻ᵀ exp(·) C⁻¹) (Lin, Nielsen, Khan and Schmidt
-# 2021); for the covariance alone it is the geodesic of the Fisher metric.  It is positive definite for
-# every ρ and every H; of its series iBLR keeps three terms and VN two.
-
-
 @final
 class Geodesic(Rule):
     """Natural-gradient steps along a geodesic of the positive definite cone, which no step size can leave.
 
-    With N = exp(ρP) the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa.  Use it where the expected Hessian may be
-    indefinite, as with log joints that are not concave or with noisy estimates; `Retraction` is the same to second
-    order without the matrix exponential, and `LocalExponential` does the same for sparse structures.  The structure of
-    q must admit products of symmetric matrices.
+    With N = exp(ρP) the step is S' = C⁻ᵀ N C⁻¹ and m' = m - ρCa, the exponential map in local coordinates (Lin,
+    Nielsen, Khan and Schmidt 2021); for the covariance alone it is the geodesic of the Fisher metric.  Use it where the
+    expected Hessian may be indefinite, as with log joints that are not concave or with noisy estimates; `Retraction` is
+    the same to second order without the matrix exponential, and `LocalExponential` does the same for sparse structures.
+    The structure of q must admit products of symmetric matrices.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian

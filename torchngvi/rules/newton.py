@@ -8,24 +8,20 @@ from torch import Tensor
 from torchngvi.arguments import read_count
 from torchngvi.interfaces import Congruence, Expectation, Frame, Local, Path, Posterior, Root, Rule, once
 from torchngvi.numerics.arrays import less_product
-from torchngvi.rules.lengths import triangular_speed2
+from torchngvi.rules.root_gradient import triangular_speed2
 from torchngvi.rules.root_system import Direction, conjugate_gradients, hessian, still_solved
 from torchngvi.structures import FullAlgebra
 from torchngvi.structures.pattern import plus
-
-# VN: the precision moves to the expected Hessian, S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g
-#
-# In the frame N = I + ρP and m' = m - ρ C N⁻¹ a: the same q' in all coordinates
-# (Kumar et al. 2025, Eq 7; Khan and Rue 2023, the Bayesian learning rule for full Gaussians).
 
 
 @final
 class VariationalNewton(Rule):
     """Variational Newton (VN): the precision moves towards the expected Hessian, and the mean takes a Newton step.
 
-    With N = I + ρP the step is S' = C⁻ᵀ N C⁻¹ = (1 - γρ)S + ρH and m' = m - ρS'⁻¹g.  Use it as the default for
-    convex ℓ, where it is positive definite for every ρ < 1/γ and a full step is exact for a Gaussian target; where the
-    expected Hessian may be indefinite, `Retraction` and `Geodesic` stay in the cone.
+    With N = I + ρP the step is S' = C⁻ᵀ N C⁻¹ = (1 - γρ)S + ρH and m' = m - ρS'⁻¹g, the same q' in all coordinates
+    (Kumar et al. 2025, Eq 7; Khan and Rue 2023, the Bayesian learning rule for full Gaussians).  Use it as the default
+    for convex ℓ, where it is positive definite for every ρ < 1/γ and a full step is exact for a Gaussian target; where
+    the expected Hessian may be indefinite, `Retraction` and `Geodesic` stay in the cone.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -51,12 +47,6 @@ class VariationalNewton(Rule):
         return Path(at, norm2, norm2)  # dL/dρ = -|∇L|²_F⁻¹
 
 
-# Newton's method in the mean and the root: m' = m + ρCδ, C' = C(I + ρT), by conjugate gradients
-#
-# The system, its Hessian at (m, C) and what it is preconditioned with are in `torchngvi.rules.root_system`.  It is
-# solved to a relative residual that falls with the gradient (Dembo, Eisenstat and Steihaug 1982), which makes the
-# convergence faster than linear.
-
 _RESIDUAL = 0.3  # relative residual of the system, and its share of the natural norm where that is below 1
 _INSIDE = 0.9  # share of the way to the border of the cone that a step may go
 
@@ -65,9 +55,11 @@ _INSIDE = 0.9  # share of the way to the border of the cone that a step may go
 class RootNewton(Rule):
     """Newton's step in (m, C), along the line on which the bound of a log-concave model is convex.
 
-    Use it for generalised linear models and others whose expectations are exact and cheap beside their products:
-    from Laplace's approximation it needs about four evaluations.  `torchngvi.NewtonCG` is the method with this rule.
-    The structure of q must admit products of symmetric matrices.
+    The step is m' = m + ρCδ, C' = C(I + ρT).  The system (`torchngvi.rules.root_system`) is solved by conjugate
+    gradients to a relative residual that falls with the gradient (Dembo, Eisenstat and Steihaug 1982), which makes the
+    convergence faster than linear.  Use it for generalised linear models and others whose expectations are exact and
+    cheap beside their products: from Laplace's approximation it needs about four evaluations.  `torchngvi.NewtonCG` is
+    the method with this rule.  The structure of q must admit products of symmetric matrices.
 
     Args:
         most: the largest number of products with the Hessian in one step, at least 1; each costs two products of the
@@ -142,20 +134,14 @@ class RootNewton(Rule):
         return Direction(share[..., None] * x.delta, structure.scaled(share, x.T))
 
 
-# SR-VN with the symmetric half: C' = C (I - ½ρP) up to a rotation, V' = C (I - ½ρP)² Cᵀ, m' = m - ρ C a
-#
-# Any square root of V may take the place of the Cholesky factor, with ½ in the place of tril½ (Kumar
-# et al. 2025, the remark on other square roots).  V' is then the same for every root, and does not depend on the
-# order of the coordinates of θ, as it does on the triangular root.
-
-
 @final
 class SymmetricRoot(Rule):
     """SR-VN with the symmetric half of P in the place of the triangular one.
 
-    The step is V' = C (I - ½ρP)² Cᵀ and m' = m - ρCa, of which the triangular root is found by a QR decomposition.  One
-    wants it where the steps of SR-VN should not depend on the order of the coordinates of θ.  A step so long that
-    I - ½ρP is not positive definite is not taken.  The structure of q must admit products of symmetric matrices.
+    The step is V' = C (I - ½ρP)² Cᵀ and m' = m - ρCa, of which the triangular root is found by a QR decomposition
+    (Kumar et al. 2025, the remark on other square roots).  Use it where the steps of SR-VN should not depend on the
+    order of the coordinates of θ.  A step so long that I - ½ρP is not positive definite is not taken.  The structure of
+    q must admit products of symmetric matrices.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian

@@ -1,6 +1,7 @@
 """Euclidean gradient descent in the mean and a root: plain, projected and proximal."""
 
-from typing import final
+from collections.abc import Callable
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -9,26 +10,70 @@ from torchngvi.arguments import read_number
 from torchngvi.errors import PairError
 from torchngvi.interfaces import Coordinates, Expectation, LogTangent, Path, Posterior, Root, RootTangent, Rule
 from torchngvi.numerics.linalg import eigh
-from torchngvi.rules.lengths import covariance_speed2, root_speed2
-from torchngvi.structures import FullAlgebra
+from torchngvi.structures import FullAlgebra, Pattern
+from torchngvi.structures.pattern import Structured
 
-# Euclidean gradient descent in the mean and a root
-#
-#     in (m, C)   m' = m - ρ g,  C' = C - ρ tril[G C]
-#     in (m, T)   m' = m - ρ g,  T' = T + ρ tril[V G T⁻ᵀ]        G = H - γS
-#
-# It is what an optimizer for the mean and a Cholesky factor follows, for instance that of Titsias and
-# Lázaro-Gredilla (2014), with exact expectations; ∂L/∂C = GC (Kumar et al. 2025, Eqs 16 and 37), of which
-# the lower part is kept.  From one draw it is Algorithm 1a of Tan (2025) on C, and 2a on T.
+# ------------------------------------------------------------------------------------ speeds
+# The speed of q along a curve that does not follow the natural gradient, in the Fisher metric: with u = C⁻¹ ṁ and
+# Q = C⁻¹ V̇ C⁻ᵀ it is |q̇|²_F = |u|² + ½‖Q‖²_F, so that KL(q'‖q) = ½ρ²|q̇|²_F + O(ρ³).
+
+
+def covariance_speed2(q: Posterior, mean: Tensor, covariance: Structured) -> Tensor:
+    """The squared Fisher length of a velocity of the mean, (*batch, D), and of the covariance."""
+    root, structure = q.frame().root, q.structure
+    assert isinstance(structure, FullAlgebra)
+    whitener = structure.inverse(root)
+    u = structure.mv(whitener, mean)
+    Q = structure.matmul(structure.matmul(whitener, covariance), structure.transpose(whitener))
+    return structure.dot(u, u) + 0.5 * structure.entries_norm2(Q)
+
+
+def map_speed2(q: Posterior, mean: Tensor, B: Structured) -> Tensor:
+    """The squared Fisher length of the velocity θ ↦ ṁ + B(θ - m), with which V̇ = BV + VBᵀ."""
+    root, structure = q.frame().root, q.structure
+    assert isinstance(structure, FullAlgebra)
+    BV = structure.matmul(structure.matmul(B, root), structure.transpose(root))
+    return covariance_speed2(q, mean, BV + structure.transpose(BV))
+
+
+def root_speed2(q: Posterior, velocity: Coordinates) -> Tensor:
+    """The squared Fisher length of a velocity of the mean and of the triangular root Λ that q stores."""
+    root, structure = q.coordinates.matrix, q.structure
+    u = structure.tmv(root, velocity.vector) if q.upper else structure.solve(root, velocity.vector)
+    return triangular_speed2(structure, u, structure.matmul(structure.inverse(root), velocity.matrix))
+
+
+def triangular_speed2(structure: Pattern, u: Tensor, K: Structured) -> Tensor:
+    """The squared Fisher length |u|² + ½‖K + Kᵀ‖²_F of a velocity of the root C' = C(I + ρK) in the frame."""
+    diagonal = structure.diagonal(K)
+    return structure.dot(u, u) + structure.entries_norm2(K) + structure.dot(diagonal, diagonal)
+
+
+def _descent(q: Posterior, e: Expectation, gradient: Coordinates, at: Callable[[Tensor], Any]) -> Path:
+    """A path that begins along the negative Euclidean gradient in the mean and the root that q stores."""
+    structure = q.structure
+
+    def slope() -> Tensor:
+        # dL/dρ = -|∂L/∂m|² - ‖∂L/∂Λ‖²_F
+        return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
+
+    return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))
+
+
+# ------------------------------------------------------------------------------------ rules
 
 
 @final
 class RootGradient(Rule):
     """Euclidean gradient descent in the mean and the triangular root that the posterior stores, or in a flat vector.
 
-    The gradient is the one that the posterior gives for its own root: ∂L/∂C = tril[GC], or that in T where it holds
-    S = T Tᵀ.  Use it as the Euclidean baseline of the natural rules; for a flat posterior it follows whatever the
-    metric has made of the gradient, which is how IFVB moves.
+        in (m, C)   m' = m - ρ g,  C' = C - ρ tril[G C]
+        in (m, T)   m' = m - ρ g,  T' = T + ρ tril[V G T⁻ᵀ]        G = H - γS
+
+    It is what an optimizer for the mean and a Cholesky factor follows (Kumar et al. 2025, Eqs 16 and 37; with noise
+    Titsias and Lázaro-Gredilla 2014; from one draw Algorithms 1a on C and 2a on T of Tan 2025).  Use it as the
+    Euclidean baseline of the natural rules; for a flat posterior it follows whatever the metric has made of the
+    gradient, which is how IFVB moves.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -49,27 +94,19 @@ class RootGradient(Rule):
         def at(rho: Tensor) -> RootTangent:
             return RootTangent(Coordinates(-rho[..., None] * gradient.vector, structure.scaled(-rho, gradient.matrix)))
 
-        def slope() -> Tensor:
-            # dL/dρ = -|∂L/∂m|² - ‖∂L/∂Λ‖²_F
-            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
-
-        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))
-
-
-# Euclidean gradient descent in the unique coordinates of a root Λ: log Λ_ii on the diagonal, Λ_ij below it
-#
-#     change of log Λ_ii = -ρ Λ_ii ∂L/∂Λ_ii        change of Λ_ij = -ρ ∂L/∂Λ_ij
-#
-# by the chain rule.  Tan (2025), section 3, R⊙∇L with Λ_ii on the diagonal of R; the printed line has the gradient
-# in the new coordinates on both sides, the right one is that in Λ.  The diagonal stays positive for every ρ.
+        return _descent(q, e, gradient, at)
 
 
 @final
 class LogRootGradient(Rule):
     """Euclidean gradient descent in the logarithms of the diagonal of q's root and its entries below the diagonal.
 
-    This is what an ordinary optimizer does to the unconstrained parametrisation by log Λ_ii and Λ_ij.  Use it as
-    the Euclidean baseline of `LogNaturalGradient`.
+        change of log Λ_ii = -ρ Λ_ii ∂L/∂Λ_ii        change of Λ_ij = -ρ ∂L/∂Λ_ij
+
+    This is what an ordinary optimizer does to the unconstrained parametrisation by log Λ_ii and Λ_ij (Tan 2025,
+    section 3, R⊙∇L with Λ_ii on the diagonal of R; printed with the gradient in the new coordinates on both sides,
+    where that in Λ is right).  The diagonal stays positive for every ρ.  Use it as the Euclidean baseline of
+    `LogNaturalGradient`.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> opt = NaturalGradientVI(CholeskyGaussian(3), LogRootGradient(), lr=0.1)
@@ -98,21 +135,13 @@ class LogRootGradient(Rule):
         return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=speed2)
 
 
-# Projected gradient descent in (m, C): a Euclidean step, then every diagonal entry of C lifted to the floor
-#
-#     m' = m - ρg        C⁺ = C - ρ tril[GC]        C'_ij = C⁺_ij,  C'_ii = max(C⁺_ii, c)
-#
-# (Kim, Ma and Gardner 2024, section 3.1, with c = 1/√L for an L-smooth ℓ: then the set C_ii ≥ c holds the optimum and
-# log|C| is L-smooth on it.)  The projection costs D operations where that of a symmetric root costs D³.
-
-
 @final
 class ProjectedRootGradient(Rule):
     """Projected gradient descent in the mean and the root, with a floor under the diagonal of the root.
 
-    The step is m' = m - ρg and C' = C - ρ tril[GC], after which every diagonal entry of C' that is below c becomes c.
-    Use it for the convergence guarantees of black-box VI, which hold on the set C_ii ≥ c; in practice
-    `ProximalRootGradient` needs no smoothness constant.
+    The step is m' = m - ρg and C' = C - ρ tril[GC], after which every diagonal entry of C' that is below c becomes c
+    (Kim, Ma and Gardner 2024, section 3.1, with c = 1/√L for an L-smooth ℓ).  Use it for the convergence guarantees of
+    black-box VI, which hold on the set C_ii ≥ c; in practice `ProximalRootGradient` needs no smoothness constant.
 
     Args:
         floor: the smallest diagonal entry c of the root, in the units of a standard deviation, positive.
@@ -146,29 +175,18 @@ class ProjectedRootGradient(Rule):
             mean = frame.mean - rho[..., None] * gradient.vector
             return Root(mean, structure.with_diagonal(root, diagonal.clamp_min(self.floor)))
 
-        def slope() -> Tensor:
-            # where the floor does not bind
-            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
-
-        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))
-
-
-# Proximal gradient descent in (m, C): a step on E_q[ℓ], then the proximal map of the entropy
-#
-#     m' = m - ρg        C⁺ = C - ρ tril[HC]        C'_ii = ½(C⁺_ii + √(C⁺_ii² + 4γρ))
-#
-# C'_ii minimises -γρ log c + ½(c - C⁺_ii)² (Domke 2020, section 4; analysed with projected steps in Kim, Ma and
-# Gardner 2024).  The diagonal stays positive at every ρ, and no smoothness constant is needed.  It is for
-# estimators that leave the entropy out, such as `Reparametrized`; those that stick the landing draw it.
+        return _descent(q, e, gradient, at)  # where the floor does not bind
 
 
 @final
 class ProximalRootGradient(Rule):
     """Proximal gradient descent in the mean and the root: a step on E_q[ℓ], then the proximal map of the entropy.
 
-    The proximal map has a closed form and keeps the diagonal of the root positive for every step size.  Use it
+        m' = m - ρg        C⁺ = C - ρ tril[HC]        C'_ii = ½(C⁺_ii + √(C⁺_ii² + 4γρ))
+
+    C'_ii minimises -γρ log c + ½(c - C⁺_ii)² (Domke 2020, section 4), and stays positive for every step size.  Use it
     for black-box VI with guarantees where no smoothness constant of ℓ is known, with an estimator that leaves the
-    entropy out, such as `Reparametrized`.
+    entropy out, such as `Reparametrized`; those that stick the landing draw it.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -195,26 +213,16 @@ class ProximalRootGradient(Rule):
             backward = 0.5 * (forward + (forward.square() + 4 * e.temperature * step).sqrt())
             return Root(frame.mean - step * gradient.vector, structure.with_diagonal(root, backward))
 
-        def slope() -> Tensor:
-            return structure.dot(gradient.vector, gradient.vector) + structure.entries_norm2(gradient.matrix)
-
-        return Path(at, lambda: q.norm2(q.local(e)), slope, speed2=lambda: root_speed2(q, gradient))
-
-
-# Projected gradient descent in (m, R), R = V^½ symmetric: a step, then the spectrum of R lifted to the floor
-#
-#     m' = m - ρg        R⁺ = R - ½ρ(GR + RG)        R' = Q max(Λ, c) Qᵀ,  R⁺ = QΛQᵀ
-#
-# (Domke 2020; the baseline of Kim, Ma and Gardner 2024, section 3.1.)  On this set ‖R⁻¹‖ ≤ 1/c, which a floor on the
-# diagonal of a triangular root does not give, at the cost of two eigendecompositions a step.
+        return _descent(q, e, gradient, at)
 
 
 @final
 class ProjectedSquareRoot(Rule):
     """Projected gradient descent in the mean and the symmetric root R of V, with a floor under the eigenvalues of R.
 
-    The step is m' = m - ρg and R' = R - ½ρ(GR + RG), after which every eigenvalue of R' that is below c becomes c.  One
-    wants it as the baseline of Domke (2020); `ProjectedRootGradient` does without the eigendecompositions.
+    The step is m' = m - ρg and R' = R - ½ρ(GR + RG), after which every eigenvalue of R' that is below c becomes c, so
+    that ‖R⁻¹‖ ≤ 1/c.  Use it as the baseline of Domke (2020); `ProjectedRootGradient` does without the two
+    eigendecompositions a step.
 
     Args:
         floor: the smallest eigenvalue c of R, in the units of a standard deviation, positive.
@@ -241,9 +249,7 @@ class ProjectedSquareRoot(Rule):
         self.floor = read_number("floor", floor, what, above=0)
 
     def __call__(self, q: Posterior, e: Expectation) -> Path:
-        """Return the straight line from (m, R), each point of which is projected onto the roots with
-        eigenvalues ≥ c.
-        """
+        """Return the straight line from (m, R), each point of which is projected onto roots with eigenvalues ≥ c."""
         if q.structure.widest < q.dim:
             raise PairError(
                 f"ProjectedSquareRoot moves a full covariance; got {type(q).__name__}. "

@@ -6,25 +6,20 @@ import torch
 from torch import Tensor
 
 from torchngvi.interfaces import Affine, Expectation, Path, Posterior, Root, Rule
-from torchngvi.rules.lengths import covariance_speed2, map_speed2
+from torchngvi.rules.root_gradient import covariance_speed2, map_speed2
 from torchngvi.structures import FullAlgebra
-
-# BW-GD: gradient descent in the Bures-Wasserstein metric (Lambert et al. 2022, Algorithm 1)
-#
-#     m' = m - α g,   V' = M V M,   M = I - α (H - γS)
-#
-# Its rate depends on the conditioning of the posterior: it is stable for α < 1/λ_max(H) or so.
 
 
 @final
 class BuresWasserstein(Rule):
     """Gradient descent on L in the Bures-Wasserstein metric, the geometry of optimal transport between Gaussians.
 
-    The step is the affine map θ ↦ (m - αg) + (I - αG)(θ - m), with G = C⁻ᵀPC⁻¹ = H - γS.  Use it to compare with
-    the Wasserstein methods of the literature; its stable step sizes are bounded by the largest curvature, which those
-    of the natural rules are not.  A step so long that I - αG is not positive definite reflects q, which is a Gaussian
-    still; Table 3 of Kumar et al. (2025) begins with such steps, and under the default `KLRadius` there are none.  The
-    structure of q must admit products of symmetric matrices (dense, block diagonal or diagonal).
+    The step is the affine map θ ↦ (m - αg) + (I - αG)(θ - m), with G = C⁻ᵀPC⁻¹ = H - γS (Lambert et al. 2022, Algorithm
+    1).  Use it to compare with the Wasserstein methods of the literature; its stable step sizes are bounded by the
+    largest curvature, α < 1/λ_max(H) or so, which those of the natural rules are not.  A step so long that I - αG is
+    not positive definite reflects q, which is a Gaussian still; Table 3 of Kumar et al. (2025) begins with such steps,
+    and under the default `KLRadius` there are none.  The structure of q must admit products of symmetric matrices
+    (dense, block diagonal or diagonal).
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -55,19 +50,14 @@ class BuresWasserstein(Rule):
         return Path(at, lambda: q.norm2(local), slope, speed2=lambda: map_speed2(q, g, G))
 
 
-# Euclidean gradient descent in (m, V): m' = m - ρ g, V' = V - ½ρ G, G = H - γS
-#
-# Kumar et al. (2025), Eq 4 with Eqs 33 and 34.  Nothing keeps V' in the cone: a step that leaves it is
-# not taken.  Its stable step follows the square of the curvature: ρ < 4γ/λ_max(H)² near the optimum.
-
-
 @final
 class CovarianceGradient(Rule):
     """Euclidean gradient descent in the mean and the covariance themselves.
 
-    The step is m' = m - ρg and V' = V - ½ρG with G = H - γS; where V' is not positive definite the move is NaN, and the
-    step is not taken.  It is a baseline for comparisons: its stable step sizes shrink with the square of the curvature,
-    which the natural gradient avoids.  The structure of q must admit products of symmetric matrices.
+    The step is m' = m - ρg and V' = V - ½ρG with G = H - γS (Kumar et al. 2025, Eq 4 with Eqs 33 and 34); where V' is
+    not positive definite the move is NaN, and the step is not taken.  It is a baseline for comparisons: its stable step
+    sizes shrink with the square of the curvature, ρ < 4γ/λ_max(H)² near the optimum, which the natural gradient avoids.
+    The structure of q must admit products of symmetric matrices.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -99,16 +89,6 @@ class CovarianceGradient(Rule):
             return structure.dot(g, g) + 0.25 * structure.norm2(G)
 
         return Path(at, lambda: q.norm2(local), slope, speed2=lambda: covariance_speed2(q, g, 0.5 * G))
-
-
-# Gaussian SVGD: every point of q moves with the Stein velocity of the kernel xᵀy + 1
-#
-#     θ' = θ + ε (Bθ - g),   B = γI - HV - g mᵀ = -(GV + g mᵀ),   G = H - γS
-#
-# The mean-field limit of Gaussian-SVGD (Liu et al. 2024, Algorithm 1), "SVGD-density" in Kumar et al.
-# (2025), Appendix G; the form follows from E_q[∇ℓ yᵀ] = HV + g mᵀ.  The kernel is not free of the
-# origin: the mean's step is stable only below about 2/(λ_max(H) (1 + |m|²)).  A diagonal q takes one
-# kernel x_i y_i + 1 a coordinate, so that B stays diagonal.
 
 
 class _GaussianSVGD(Rule):
@@ -144,9 +124,11 @@ class _GaussianSVGD(Rule):
 class SVGD(_GaussianSVGD):
     """Stein variational gradient descent for a Gaussian, with the kernel xᵀy + 1.
 
-    The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ.  Use it to reproduce Gaussian SVGD as it
-    is published; `CenteredSVGD` takes the same covariance steps without a dependence on the origin of θ.  The structure
-    of q must admit products of symmetric matrices.
+    The step is the affine map θ ↦ θ + ε(Bθ - g) with B = γI - HV - g mᵀ = -(GV + g mᵀ), G = H - γS: the mean-field
+    limit of Gaussian-SVGD (Liu et al. 2024, Algorithm 1), "SVGD-density" in Kumar et al. (2025), Appendix G.  The
+    mean's step is stable only below about 2/(λ_max(H) (1 + |m|²)).  Use it to reproduce Gaussian SVGD as it is
+    published; `CenteredSVGD` takes the same covariance steps without a dependence on the origin of θ.  The structure of
+    q must admit products of symmetric matrices; a diagonal q takes one kernel x_i y_i + 1 a coordinate.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian
@@ -160,21 +142,14 @@ class SVGD(_GaussianSVGD):
     _centered = False
 
 
-# Gaussian SVGD with the kernel (x - m)ᵀ(y - m) + 1, which does not depend on the origin
-#
-#     θ' = θ + ε (B(θ - m) - g),   B = γI - HV = -GV,   G = H - γS
-#
-# With V⁻¹ inside the product the same construction is BW-GD, B = -G.  Near the optimum the covariance
-# contracts by 1 - 2γε for every conditioning, the mean by 1 - εH.
-
-
 @final
 class CenteredSVGD(_GaussianSVGD):
-    """Stein variational gradient descent for a Gaussian, with a kernel that is centred at the mean of q.
+    """Stein variational gradient descent for a Gaussian, with the kernel (x - m)ᵀ(y - m) + 1, centred at the mean of q.
 
-    The step is the affine map θ ↦ (m - εg) + (I + εB)(θ - m), with B = γI - HV.  Use it where the steps of SVGD
-    are to depend neither on the origin of θ nor, for the covariance, on the conditioning of the target.  The structure
-    of q must admit products of symmetric matrices.
+    The step is the affine map θ ↦ (m - εg) + (I + εB)(θ - m), with B = γI - HV.  Near the optimum the covariance
+    contracts by 1 - 2γε for every conditioning, the mean by 1 - εH.  Use it where the steps of SVGD are to depend
+    neither on the origin of θ nor, for the covariance, on the conditioning of the target.  The structure of q must
+    admit products of symmetric matrices.
 
     >>> from torchngvi import CholeskyGaussian, NaturalGradientVI
     >>> from torchngvi.expectations import Hessian

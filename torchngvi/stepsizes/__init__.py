@@ -25,9 +25,6 @@ __all__ = [
 ]
 
 
-# The learning rate as it stands in the param group: constant, or moved by a torch scheduler
-
-
 @final
 class Constant(StepSize):
     """The step size is the learning rate, ρ = lr, with no bound on how far q moves: the update as papers print it.
@@ -63,9 +60,6 @@ class Constant(StepSize):
         return arrays.constant(lr, like.dtype, like.device).expand(like.shape)
 
 
-# A step that is a convex combination: ρ = lr, held to [0, 1]
-
-
 @final
 class Convex(StepSize):
     """The step size of a convex combination, ρ = lr with 0 ≤ lr ≤ 1.
@@ -83,11 +77,7 @@ class Convex(StepSize):
     """
 
     def propose(self, path: Path, lr: float | Tensor, like: Tensor, state: dict[str, Any]) -> Tensor:
-        """Return the learning rate as ρ for every member, (*batch,).
-
-        Raises:
-            InputError: if lr is a number outside [0, 1].
-        """
+        """Return the learning rate as ρ for every member, (*batch,)."""
         if isinstance(lr, Tensor):
             return torch.ones_like(like) * torch.where((lr >= 0) & (lr <= 1), lr, torch.nan)
         if not 0 <= lr <= 1:
@@ -98,25 +88,18 @@ class Convex(StepSize):
         return torch.ones_like(like) * lr
 
 
-# Decreasing steps for stochastic natural gradients, as functions of the step count for torch's ``LambdaLR``
-#
-#     theorem_schedule    γ_t = 2/(2 + t)     E KL(average, q*) ≤ 4V/(T + 2)      (Wu and Gardner 2024, Theorem 1)
-#     harmonic_schedule   γ_t = 1/(1 + t)     η_T is the plain mean of the targets of all steps
-#     PowerSchedule       γ_t = (c' + t + 1)^-α       of IFVB and AIFVB
-#
-# Both begin with γ_0 = 1, which erases q_0: right for conjugate models, whose stochastic gradient does not depend
-# on q; for others begin lower, ``LambdaLR(opt, theorem_schedule)`` with ``lr=0.5``.  Theorem 1 is printed with V in the
-# place of 4V, which fails at T = 0 already.
-
-
 def theorem_schedule(t: int) -> float:
     """The step size 2/(2 + t) of stochastic natural-gradient VI with a weighted average of the iterates.
+
+    Then E KL(average, q*) ≤ 4V/(T + 2) (Wu and Gardner 2024, Theorem 1, printed with V, which fails at T = 0 already).
+    Like `harmonic_schedule` it begins with 1, which erases q_0: right for conjugate models, whose stochastic gradient
+    does not depend on q; for others begin lower, ``LambdaLR(opt, theorem_schedule)`` with ``lr=0.5``.
 
     Args:
         t: the number of steps taken, from 0.
 
     Returns:
-        The factor of the learning rate at step t (Wu and Gardner 2024, Theorem 1).
+        The factor of the learning rate at step t.
 
     Raises:
         InputError: if the count is negative.
@@ -184,18 +167,12 @@ class PowerSchedule:
         )
         object.__setattr__(self, "offset", read_number("offset", self.offset, "is c' of c/(c' + k)^alpha", at_least=0))
 
-    def __call__(
-        self,
-        t: int,  # steps taken
-    ) -> float:
+    def __call__(self, t: int) -> float:
         """Return the factor of lr after t steps."""
         return (self.offset + _count(t) + 1) ** -self.alpha
 
 
 # ------------------------------------------------------------------------------------ step sizes with a bound
-
-
-# A step size for a direction whose Euclidean norm in q's own coordinates is clipped
 
 
 @final
@@ -227,9 +204,6 @@ class Clip(StepSize):
         assert path.change2 is not None
         length = path.change2().sqrt()
         return torch.ones_like(like) * lr * torch.where(length > self.norm, self.norm / length, 1.0)
-
-
-# A step no longer than a KL divergence, to second order: KL(q'‖q) = ½ρ²|λ̇|²_F + O(ρ³)
 
 
 @final
@@ -271,9 +245,6 @@ class KLRadius(StepSize):
         """Return ρ = min(lr, √(2 radius)/|λ̇|), (*batch,)."""
         longest = (2 * self.radius / path.length2()).sqrt()
         return torch.minimum(longest, torch.ones_like(longest) * lr)
-
-
-# Several limits at once: the shortest of their steps
 
 
 @final
@@ -321,26 +292,14 @@ class Shortest(StepSize):
 # ------------------------------------------------------------------------------------ step sizes by trial
 
 
-# Lengths in nats that grow with the number of groups of a model
-#
-# A step of 1 nat is long where L is about one block of coordinates.  Where it is a sum over n groups, a step in which
-# each of them moves by a little, 0.1 nats say, is of n/10 nats: limits that do not know n make the number of steps grow
-# with n.  Far from the optimum the promise of a step does not hold for its sum any more than for a dense q, so that
-# the lengths grow only where the squared natural norm of the gradient is at most n, 1 for each group.
-
-
 def raised(least: float, norm2: Tensor, leaves: int, share: float = 0.1) -> Tensor:
-    """A limit of the squared length of a step, raised in proportion to the number of groups near the optimum.
-
-    >>> raised(4.0, torch.tensor([99.0, 101.0]), 100).tolist(), raised(4.0, torch.tensor(0.0), 1).item()
-    ([10.0, 4.0], 4.0)
-    """
-    # share: nats of each group
+    """A limit of the squared length of a step, raised in proportion to the number of groups near the optimum."""
+    # share: nats of each group.  Where L is a sum over n groups, a step in which each moves by so little is of n/10
+    # nats: with limits that do not know n the number of steps would grow with n.  Far from the optimum, where the
+    # squared natural norm of the gradient is above n, the promise of a step holds no better than for a dense q.
     near = torch.full_like(norm2, max(least, share * leaves))
     return torch.where(norm2 <= leaves, near, least)
 
-
-# Backtracking: the whole step first, and shorter ones until L has fallen enough (Armijo 1966)
 
 _SHORTEST, _LONGEST = 0.1, 0.5  # limits of one cut
 
@@ -358,10 +317,10 @@ def _compared(trial: Trial) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 class Backtracking(TrialStepSize):
     """Steps found by trial that begin with the whole one: ρ = lr, and shorter after each that is refused.
 
-    A trial at ρ is kept where L(q') ≤ L(q) - c ρ s, with s = -dL/dρ at 0.  After one that is not, the next ρ is the
-    minimiser of the parabola through L(q), the slope and L(q'), between a tenth and half of ρ; after one that is kept,
-    the next is whole again.  Use it for steps of Newton, whose length is right near the optimum; for natural
-    gradients `SufficientDecrease` remembers how far they may go.
+    A trial at ρ is kept where L(q') ≤ L(q) - c ρ s, with s = -dL/dρ at 0 (Armijo 1966).  After one that is not, the
+    next ρ is the minimiser of the parabola through L(q), the slope and L(q'), between a tenth and half of ρ; after one
+    that is kept, the next is whole again.  Use it for steps of Newton, whose length is right near the optimum; for
+    natural gradients `SufficientDecrease` remembers how far they may go.
 
     Args:
         decrease: the share c of the promised decrease that a kept step must reach, in (0, 0.5).
@@ -396,20 +355,6 @@ class Backtracking(TrialStepSize):
         return accept, {"share": share.masked_fill(accept, 1.0)}
 
 
-# Trial steps within a KL radius: the control that needs no learning rate
-#
-# A trial at ρ is kept if L(q') ≤ L(q) - c ρ s with s = -dL/dρ at 0 (Armijo 1966).  Two numbers, one
-# of each a batch member, bound the next ρ:
-#
-# * far from the optimum a *reach* in the natural norm, ρ|direction| ≤ reach, so that one step changes q
-#   by about ½ reach² nats; it grows after good steps, as the radius of a trust region does (Conn, Gould
-#   and Toint 2000, section 6.1);
-#   under a q of many groups the first reach is in proportion to their number, see `lengths`;
-# * after a first rejection a *cap* on ρ itself: the minimiser of the parabola through L(q), the slope
-#   and L(q').  Near the optimum the best ρ is a property of the problem, not of the distance left.
-#
-# Every decision is one entry of a mask; nothing is read back from the device.
-
 _GOOD = 0.3  # share of the promised decrease after which the reach may grow
 _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the cap
 
@@ -417,6 +362,13 @@ _CAP_UP, _CAP_DOWN, _CAP_FLOOR = 2.0, 0.7, 0.1  # limits of one change of the ca
 @final
 class SufficientDecrease(TrialStepSize):
     """Steps found by trial: ρ = min(lr, reach/|direction|, cap), kept where the objective decreases enough.
+
+    A trial at ρ is kept if L(q') ≤ L(q) - c ρ s with s = -dL/dρ at 0 (Armijo 1966).  Far from the optimum a *reach* in
+    the natural norm bounds the next ρ, so that one step changes q by about ½ reach² nats; it grows after good steps, as
+    the radius of a trust region does (Conn, Gould and Toint 2000, section 6.1).  After a first rejection a *cap* on ρ
+    itself does: the minimiser of the parabola through L(q), the slope and L(q'), since near the optimum the best ρ is a
+    property of the problem, not of the distance left.  Both are numbers of each batch member, and nothing is read back
+    from the device.
 
     Use it wherever two values of the objective can be compared, as the default that needs no learning rate; for
     mini-batches and fresh draws, whose values cannot be compared, `Constant` or `KLRadius` take its place.
