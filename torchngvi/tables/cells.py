@@ -218,12 +218,7 @@ class Cleaned(NamedTuple):
 
 
 def cleaned(
-    frame: Any,
-    names: Iterable[str],
-    door: Door,
-    *,
-    chosen: Iterable[str] = (),
-    comma: bool = False,
+    frame: Any, names: Iterable[str], door: Door, *, chosen: Iterable[str] = (), comma: bool = False
 ) -> Cleaned:
     """Look at the cells of some columns of a table.
 
@@ -609,13 +604,7 @@ _CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(wa
 _ALONE = re.compile(r"\boffset\(\s*`?([^`()]+?)`?\s*\)")  # the column of offset(time)
 
 
-def of_formula(
-    formula: str,
-    frame: Any,
-    response: Sequence[str],
-    predictors: Sequence[str],
-    door: Door,
-) -> Cleaned:
+def of_formula(formula: str, frame: Any, response: Sequence[str], predictors: Sequence[str], door: Door) -> Cleaned:
     """Look at the cells of the columns that a formula names as response and predictors.
 
     >>> table = pd.DataFrame({"y": [1.0, 2.0], "town": ["A", "B"], "pay": ["29,278", "980"]})

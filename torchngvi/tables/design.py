@@ -36,13 +36,7 @@ except ImportError:  # arrays need none of them
 
 
 def design_of_arrays(
-    X: Any,
-    y: Any,
-    random: Any = None,
-    *,
-    offset: Any = None,
-    weights: Any = None,
-    names: Sequence[str] | None = None,
+    X: Any, y: Any, random: Any = None, *, offset: Any = None, weights: Any = None, names: Sequence[str] | None = None
 ) -> Design:
     """Make the design of a model from arrays, in float64, after all checks.
 
@@ -286,13 +280,7 @@ class Formula:
     """
 
     def __init__(
-        self,
-        formula: str,
-        frame: Any,
-        family: Family | None = None,
-        *,
-        weights: str | Any = None,
-        positive: Any = None,
+        self, formula: str, frame: Any, family: Family | None = None, *, weights: str | Any = None, positive: Any = None
     ) -> None:
         sides, self.formula, self.family, self.positive = _sides(formula), formula, family, positive
         self._response = _Response(formula, sides.left, family, positive)
@@ -350,12 +338,7 @@ class Formula:
         again = partial(Formula, weights=self.weights, positive=self.positive)
         return again, (self.formula, self.table, self.family)
 
-    def of(
-        self,
-        frame: Any,
-        *,
-        require_response: bool = False,
-    ) -> Design:
+    def of(self, frame: Any, *, require_response: bool = False) -> Design:
         """Make the design of new rows.
 
         Args:

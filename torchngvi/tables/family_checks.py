@@ -68,12 +68,7 @@ class _Check:
     """The checks of a family, each of which raises a sentence."""
 
     def __init__(
-        self,
-        family: Family,
-        given: tuple[Tensor, ...] | None,
-        extra: tuple[float, ...] | None,
-        draws: int,
-        seed: int,
+        self, family: Family, given: tuple[Tensor, ...] | None, extra: tuple[float, ...] | None, draws: int, seed: int
     ) -> None:
         self.family, self.given, self.draws = family, given, draws
         self._attributes()
@@ -169,8 +164,7 @@ class _Check:
                 how = "sums" if self.family.discrete else "integrates"
                 where = f"at η = {float(eta):.3g} it {how} to {total:.4g} in place of 1."
                 raise self._wrong(
-                    f"log_prob of {{}} is no log density: {where}",
-                    "Include every term that depends on y, η or φ.",
+                    f"log_prob of {{}} is no log density: {where}", "Include every term that depends on y, η or φ."
                 )
 
     def _density(self, eta: Tensor, y: Tensor) -> Tensor:

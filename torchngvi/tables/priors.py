@@ -427,12 +427,7 @@ class Priors:
     """
 
     def __init__(
-        self,
-        design: Design,
-        family: Family,
-        coordinates: Coordinates,
-        chosen: "_Chosen",
-        unit: float,
+        self, design: Design, family: Family, coordinates: Coordinates, chosen: "_Chosen", unit: float
     ) -> None:
         self.names, self.family, self.lengths = coordinates.names, family, coordinates.lengths
         self.coefficients, self.sds, self.correlations, self.parameters, self.named, self.parts = chosen
@@ -557,10 +552,7 @@ def _of_sd(effect: str, factor: str) -> str:
 
 
 def settle(
-    design: Design,
-    family: Family,
-    coordinates: Coordinates,
-    priors: "Mapping[str, Prior | str] | str | None" = None,
+    design: Design, family: Family, coordinates: Coordinates, priors: "Mapping[str, Prior | str] | str | None" = None
 ) -> Priors:
     """Settle the priors of a model: the defaults in the units of its data, and those that a user names.
 

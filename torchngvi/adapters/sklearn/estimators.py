@@ -379,12 +379,7 @@ def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array
 
 
 def softmax_model(
-    design: Tensor,
-    codes: Array,
-    precision: Tensor,
-    weights: Array | None,
-    mean: Any = 0.0,
-    nodes: int = 512,
+    design: Tensor, codes: Array, precision: Tensor, weights: Array | None, mean: Any = 0.0, nodes: int = 512
 ) -> SoftmaxRegression:
     """The model of K classes 0, ..., K - 1."""
     # nodes: of the rule for more than three classes
