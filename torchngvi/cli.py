@@ -23,7 +23,7 @@ _EXTRAS |= {"pyarrow": "parquet", "gpytorch": "gpytorch", "pyro": "pyro"}
 # what a RuntimeError of torch, or of a thread that cannot start, says where memory is used up
 _OUT_OF_MEMORY = ("allocate memory", "bad_alloc", "out of memory", "start new thread")
 # modules that read input
-_READERS = {f"torchngvi.{name}" for name in ("tables.cells", "app.settings", "app.readers", "app.prepare")}
+_READERS = {f"torchngvi.{name}" for name in ("tables.cells", "app.settings", "app.prepare")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,9 +76,9 @@ def _run(argv: Sequence[str]) -> int:
         return 0 if result.converged else 1
     if flags.get("out"):
         check_file(Path(flags["out"]), overwrite=flags["overwrite"])
-    from torchngvi.app import saved
+    from torchngvi.app import fits
 
-    (saved.predict if command == "predict" else saved.compare)(**flags)
+    (fits.predict if command == "predict" else fits.compare)(**flags)
     return 0
 
 

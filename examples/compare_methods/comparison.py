@@ -16,7 +16,7 @@ from rich.text import Text
 from examples.compare_methods import drawing, plots, settings
 from examples.compare_methods.experiments import run_all
 from examples.compare_methods.settings import AXES, METRICS, Experiment
-from torchngvi.app.outputs import OutputFolder, write_frame
+from torchngvi.app.saved import OutputFolder, write_frame
 from torchngvi.errors import InputError
 
 _SHOWN = {  # of the table: head and format

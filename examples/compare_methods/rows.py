@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from sklearn.model_selection import train_test_split
 
-from torchngvi.app.readers import read_table
+from torchngvi.app.prepare import read_table
 from torchngvi.errors import InputError
 from torchngvi.messages import hint
 

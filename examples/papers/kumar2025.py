@@ -20,7 +20,7 @@ from examples.compare_methods.settings import Case, Contender, Experiment, repla
 from examples.compare_methods.stepping import printed, steps
 from examples.papers import Study
 from examples.papers.digits import run_digits, show_digits
-from torchngvi.app.outputs import OutputFolder, write_frame
+from torchngvi.app.saved import OutputFolder, write_frame
 from torchngvi.errors import RejectedStepWarning
 from torchngvi.expectations import Quadrature
 from torchngvi.methods import VN

@@ -15,7 +15,7 @@ from examples import papers
 from examples.compare_methods import comparison, datasets, experiments, plots, settings
 from examples.compare_methods.settings import Experiment
 from examples.papers import kumar2025
-from torchngvi.app.outputs import OutputFolder, read_frame
+from torchngvi.app.saved import OutputFolder, read_frame
 from torchngvi.app.settings import read_toml
 from torchngvi.errors import InputError
 from torchngvi.messages import hint

@@ -763,10 +763,10 @@ class TestLastResort:
             run("--data", "iris")
 
     def test_any_error_of_reading_is_one_sentence(self, capsys, monkeypatch):
-        from torchngvi.app import readers
+        from torchngvi.app import prepare
 
         Path("a.csv").write_text(GOOD)
-        monkeypatch.setattr(readers, "dialect", lambda *_: 1 / 0)
+        monkeypatch.setattr(prepare, "dialect", lambda *_: 1 / 0)
         assert run("--data", "a.csv", "--target", "y") == 2
         assert (
             "the input cannot be read (ZeroDivisionError: division by zero). Check the data" in capsys.readouterr().err

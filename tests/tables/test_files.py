@@ -18,7 +18,7 @@ import pytest
 from sklearn.datasets import dump_svmlight_file
 
 from torchngvi.app import prepare
-from torchngvi.app.readers import BUNDLED, read_table
+from torchngvi.app.prepare import BUNDLED, read_table
 from torchngvi.app.settings import parser, settings_from
 from torchngvi.cli import main
 from torchngvi.errors import InputError

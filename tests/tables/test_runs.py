@@ -21,8 +21,8 @@ import torch
 from kills import Points, in_a_child, killed, needs_forks
 
 import torchngvi
-from torchngvi.app import outputs
-from torchngvi.app.outputs import OutputFolder, read_frame, write_frame
+from torchngvi.app import saved as runs
+from torchngvi.app.saved import OutputFolder, read_frame, write_frame
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 from torchngvi.tables.model import regression
@@ -50,7 +50,7 @@ def fit_run(kind, which, *more):
 
 def seed_of(folder="run"):
     """Which run a folder holds."""
-    return json.loads(outputs.file_of(Path(folder), "summary.json").read_text())["settings"]["seed"]
+    return json.loads(runs.file_of(Path(folder), "summary.json").read_text())["settings"]["seed"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,9 +66,9 @@ def left(folder):
 
 def check_whole(folder="run"):
     """Every file of the run is the one of its manifest."""
-    digests = json.loads(outputs.file_of(Path(folder), "manifest.json").read_text())["sha256"]
+    digests = json.loads(runs.file_of(Path(folder), "manifest.json").read_text())["sha256"]
     for name, digest in digests.items():
-        assert hashlib.sha256(outputs.file_of(Path(folder), name).read_bytes()).hexdigest() == digest
+        assert hashlib.sha256(runs.file_of(Path(folder), name).read_bytes()).hexdigest() == digest
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ class TestKills:
 
         def work(points):
             points.watch()
-            with outputs.OutputFolder("run", overwrite=old).writing() as place:
+            with runs.OutputFolder("run", overwrite=old).writing() as place:
                 for file in (made / f"{kind}-new").iterdir():
                     if file.name != "manifest.json":
                         (place / file.name).write_bytes(file.read_bytes())
@@ -179,7 +179,7 @@ class TestKills:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         def work(points):
-            folder = outputs.OutputFolder("run", overwrite=old)
+            folder = runs.OutputFolder("run", overwrite=old)
             points.watch()
             try:
                 with folder.writing() as place:
@@ -232,10 +232,10 @@ class TestFolders:
 
     def test_a_kill_inside_a_folder_without_a_run(self, made, here, monkeypatch):
         """As in the current folder: after the rename the new run is read, wherever its files are."""
-        monkeypatch.setattr(outputs, "_stays", lambda _: True)
-        monkeypatch.setattr(outputs, "_settle", lambda _: None)  # killed before it
+        monkeypatch.setattr(runs, "_stays", lambda _: True)
+        monkeypatch.setattr(runs, "_settle", lambda _: None)  # killed before it
         Path("run").mkdir(mode=0o700)
-        with outputs.OutputFolder("run").writing() as place:
+        with runs.OutputFolder("run").writing() as place:
             assert place.stat().st_mode & 0o777 == 0o700  # as private as the folder
             for file in (made / "regression-new").iterdir():
                 if file.name != "manifest.json":
@@ -273,8 +273,8 @@ class TestFolders:
         assert len([path for path in here.iterdir() if ".writing" in path.name]) == 3
 
     def test_a_place_that_is_in_use_is_not_removed(self, here):
-        with outputs.OutputFolder("run").writing() as first:
-            with outputs.OutputFolder("run").writing() as second:
+        with runs.OutputFolder("run").writing() as first:
+            with runs.OutputFolder("run").writing() as second:
                 (second / "b").write_text("b")
             (first / "a").write_text("a")
         assert {path.name for path in Path("run").iterdir()} == {"b", "manifest.json"}
@@ -486,7 +486,7 @@ class TestEarlierResults:
     def test_a_folder_that_fills_during_the_run(self, inside, monkeypatch):
         """The results of both runs are kept, also where they are written inside of the folder."""
         folder = OutputFolder("out")
-        monkeypatch.setattr(outputs, "_stays", lambda path: inside and path.name == "out")
+        monkeypatch.setattr(runs, "_stays", lambda path: inside and path.name == "out")
         if inside:
             with folder.writing() as place:
                 assert place.parent == Path("out")

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from examples.compare_methods import drawing, plots
 from examples.compare_methods.plots import spoken
-from torchngvi.app.outputs import write_frame
+from torchngvi.app.saved import write_frame
 
 RANGE = "median over the seeds, band from the smallest to the largest"
 X_LABELS = {"iteration": "iterations", "seconds": "CPU seconds a run (steps × median step)"}
