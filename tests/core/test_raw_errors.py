@@ -9,7 +9,7 @@ import torch
 import torchngvi
 from torchngvi import GeneralizedLinear, MixedModel
 from torchngvi.adapters.sklearn import BayesianMixedRegressor
-from torchngvi.adapters.sklearn.base import seed_of
+from torchngvi.adapters.sklearn.estimators import seed_of
 from torchngvi.cli import main
 from torchngvi.errors import InputError
 
@@ -39,7 +39,7 @@ def test_no_random_state_is_a_fresh_seed(monkeypatch):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(40, 2))
     y = X[:, 0] + X[:, 1] + 0.3 * rng.normal(size=40)
-    monkeypatch.setattr("torchngvi.adapters.sklearn.mixed.seed_of", {None: 1234}.__getitem__)
+    monkeypatch.setattr("torchngvi.adapters.sklearn.estimators.seed_of", {None: 1234}.__getitem__)
     drawn = BayesianMixedRegressor(random_state=None).fit(X, y, groups=np.arange(40) % 5)
     monkeypatch.undo()
     given = BayesianMixedRegressor(random_state=1234).fit(X, y, groups=np.arange(40) % 5)

@@ -221,8 +221,8 @@ LARGER = {
         "a posterior, its attachment and the part that is Bayesian in one line, which is what it is for"
     ),
     "methods/__init__.py: AIFVB.__init__": "those of IFVB, and the average",
-    "adapters/sklearn/mixed.py: BayesianMixedRegressor.__init__": "searches over settings set each of them by name",
-    "adapters/sklearn/mixed.py: BayesianMixedClassifier.__init__": "the same",
+    "adapters/sklearn/estimators.py: BayesianMixedRegressor.__init__": "searches over settings set each by its name",
+    "adapters/sklearn/estimators.py: BayesianMixedClassifier.__init__": "the same",
     "tables/effects.py: Asked.__init__": "what three methods of a result take by keywords, each with a default there",
     "tables/integrated.py: Integrated": "one log joint: nodes, modes, gradients and draws share the blocks of its rows",
     "tables/model.py: MixedModel.__init__": "X, y, groups and the keywords that every package for such models has",

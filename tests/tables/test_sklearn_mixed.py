@@ -22,7 +22,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from torchngvi.adapters.sklearn import BayesianMixedClassifier, BayesianMixedRegressor
-from torchngvi.adapters.sklearn.base import seed_of
+from torchngvi.adapters.sklearn.estimators import seed_of
 from torchngvi.errors import InputError
 from torchngvi.tables.families import Beta
 from torchngvi.tables.model import MixedModel
@@ -256,7 +256,7 @@ class TestConventions:
         state = np.random.RandomState(3)
         assert fitted(state).seed_ != fitted(state).seed_
         assert seed_of(None) != seed_of(None)
-        monkeypatch.setattr("torchngvi.adapters.sklearn.mixed.seed_of", {None: 1234}.__getitem__)
+        monkeypatch.setattr("torchngvi.adapters.sklearn.estimators.seed_of", {None: 1234}.__getitem__)
         drawn = fitted(None)
         monkeypatch.undo()
         assert drawn.seed_ == 1234

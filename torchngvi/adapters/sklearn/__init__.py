@@ -11,10 +11,11 @@ with needing("torchngvi.adapters.sklearn", "sklearn"):
     from torchngvi.adapters.sklearn.estimators import (
         BayesianLinearRegression,
         BayesianLogisticRegression,
+        BayesianMixedClassifier,
+        BayesianMixedRegressor,
         BayesianPoissonRegression,
         QuasiCounts,
     )
-    from torchngvi.adapters.sklearn.mixed import BayesianMixedClassifier, BayesianMixedRegressor
 
 __all__ = [
     "BayesianLinearRegression",
