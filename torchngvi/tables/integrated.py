@@ -170,15 +170,16 @@ def find_start(design: Design, family: Family, coordinates: Coordinates) -> tupl
     return torch.cat([level, *xis, torch.as_tensor(phi, device=c.X.device).to(c.X).reshape(-1)]), unit
 
 
-class _Block(NamedTuple):
+class Block(NamedTuple):
     """Rows of neighbouring groups, m of each."""
 
     part: slice  # of the groups
     X: Tensor  # (n, m, p)
     Z: Tensor  # (n, m, r)
     offset: Tensor  # (n, m)
-    y: tuple[Tensor, ...]  # (n m, ..)
+    y: tuple[Tensor, ...]  # (n m, 1), or of outcomes that differ between values of the globals (n m, S)
     weights: Tensor | None  # (n, m); None where all are 1
+    members: Tensor | None = None  # of many models the one of each value of the globals, (S,)
 
     def weighted(self, table: Tensor) -> Tensor:  # (n, m, ..)
         """Multiply by the weights of rows."""
@@ -220,7 +221,7 @@ class Integrated(LogJoint):
 
     # ---------------------------------------------------------------------------- rows in groups of one length
 
-    def _arranged(self) -> tuple[list[_Block], Tensor]:
+    def _arranged(self) -> tuple[list[Block], Tensor]:
         """Blocks of rows, and which group stands in which place."""
         design, c = self.design, self.coordinates
         there = torch.nonzero(design.weights > 0)[:, 0]
@@ -249,20 +250,20 @@ class Integrated(LogJoint):
                 index = rows[place.clamp_max(len(rows) - 1)]  # (n, m)
                 weights = torch.where(inner < own, design.weights[index], 0.0)
                 plain = bool((weights == 1).all())
-                y = tuple(one[index.flatten()] for one in design.y)
+                y = tuple(one.reshape(len(one), -1)[index.flatten()] for one in design.y)
                 offset = design.offset[index]
-                blocks.append(_Block(part, c.X[index], Z[index], offset, y, None if plain else weights))
+                blocks.append(Block(part, c.X[index], Z[index], offset, y, None if plain else weights))
             begin = end
         return blocks, order
 
-    def _pieces(self, count: int, nodes: int) -> Iterator[tuple[_Block, slice]]:
+    def _pieces(self, count: int, nodes: int) -> Iterator[tuple[Block, slice]]:
         """Blocks and ranges of values of the globals, so that no table is large."""
         for block in self.blocks:
             most = self._most(block, nodes)
             for low in range(0, count, most):
                 yield block, slice(low, min(count, low + most))
 
-    def _most(self, block: _Block, nodes: int) -> int:
+    def _most(self, block: Block, nodes: int) -> int:
         """The values of the globals at once."""
         size = block.offset.numel() * max(1, len(self.coordinates.categories)) * nodes**self.r
         return max(1, self.settings.at_once // max(1, size))
@@ -322,15 +323,19 @@ class Integrated(LogJoint):
                     slope[part] += torch.autograd.grad(data.sum(), here)[0].nan_to_num(0.0, 0.0, 0.0)
             found[block.part, part], of_groups[block.part, part] = u, data.detach()
         with torch.set_grad_enabled(gradient):
-            prior = self.priors.log_prob(theta.requires_grad_(gradient))
+            prior = self.log_prior(theta.requires_grad_(gradient))
             if gradient:
                 slope = slope + torch.autograd.grad(prior.sum(), theta)[0]
         value = finite(of_groups.sum(0) + prior.detach())
         return Valued(value, slope, found, of_groups)
 
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Evaluate log p(θ), (S,)."""
+        return self.priors.log_prob(theta)
+
     def _integrand(
         self,
-        block: _Block,
+        block: Block,
         theta: Tensor,  # (S, dim)
         u: Tensor,  # (n, S, K, r)
     ) -> Tensor:
@@ -340,12 +345,12 @@ class Integrated(LogJoint):
         if self.r:
             b = linalg.small_product(u, C.mT)
             eta = eta + sum(block.Z[:, :, None, None, k] * b[:, None, ..., k] for k in range(self.r))
-        y = tuple(one[:, None, None] for one in block.y)
+        y = tuple(one[..., None] for one in block.y)
         log_p = self.family.log_prob(eta.flatten(0, 1), y, phi[:, None, :])
         data = block.weighted(log_p.unflatten(0, fixed.shape[:2])).sum(1)
         return data - 0.5 * sum(u[..., k].square() for k in range(self.r)) if self.r else data
 
-    def _predictor(self, block: _Block, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _predictor(self, block: Block, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """X a + offset (n, m, S), of categories (n, m, S, C - 1), C (S, r, r), and φ (S, nphi)."""
         a, xis, phi = self.coordinates.split(theta)
         fixed = self.coordinates.linear(block.X, a, block.offset)
@@ -356,7 +361,7 @@ class Integrated(LogJoint):
     @torch.no_grad()
     def _nodes(
         self,
-        block: _Block,
+        block: Block,
         theta: Tensor,  # (S, dim)
         start: Tensor,  # (n, S, r)
         z: Tensor,  # (K, r)
@@ -369,7 +374,7 @@ class Integrated(LogJoint):
         spread = linalg.small_tsolve(root, z.mT.expand(*root.shape[:-2], -1, -1)).mT  # L = R⁻ᵀ, H = R Rᵀ
         return u, spread, -root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
-    def _modes(self, block: _Block, theta: Tensor, u: Tensor, one_step: bool) -> tuple[Tensor, Tensor]:
+    def _modes(self, block: Block, theta: Tensor, u: Tensor, one_step: bool) -> tuple[Tensor, Tensor]:
         """Damped Newton steps for all groups and values at once: û (n, S, r) and the root R of the Hessian."""
         fixed, C, phi = self._predictor(block, theta)
         value, gradient, root = self._quadratic(block, u, fixed, C, phi)
@@ -378,7 +383,7 @@ class Integrated(LogJoint):
             half = linalg.small_solve(root, gradient[..., None])
             decrement = 0.5 * half.square().sum((-2, -1))
             if one_step:
-                found, astray = u - linalg.small_tsolve(root, half)[..., 0], (decrement >= self.settings.trust).any(0)
+                found, astray = u - linalg.small_tsolve(root, half)[..., 0], (decrement > self.settings.trust).any(0)
                 if bool(astray.any()):
                     found[:, astray], root[:, astray] = self._modes(block, theta[astray], u[:, astray], False)
                 return found, root
@@ -393,7 +398,7 @@ class Integrated(LogJoint):
 
     def _quadratic(
         self,
-        block: _Block,
+        block: Block,
         u: Tensor,  # (n, S, r)
         fixed: Tensor,  # (n, m, S)
         C: Tensor,  # (S, r, r)
@@ -410,13 +415,13 @@ class Integrated(LogJoint):
         root, ok = linalg.small_cholesky(H)
         return -finite(-value), gradient, torch.where(ok[..., None, None], root, eye)
 
-    def _jet(self, block: _Block, u: Tensor, fixed: Tensor, C: Tensor, phi: Tensor) -> tuple[Tensor, ...]:
+    def _jet(self, block: Block, u: Tensor, fixed: Tensor, C: Tensor, phi: Tensor) -> tuple[Tensor, ...]:
         """-log p(y | η, φ) of rows, times their weights, with two derivatives in η, (n, m, S)."""
         eta = fixed
         if self.r:
             b = linalg.small_product(u[..., None, :], C.mT)[..., 0, :]
             eta = fixed + sum(block.Z[:, :, None, k] * b[:, None, :, k] for k in range(self.r))
-        jet = self.family.jet(eta.flatten(0, 1), tuple(one[:, None] for one in block.y), phi)
+        jet = self.family.jet(eta.flatten(0, 1), block.y, phi)
         return tuple(block.weighted(part.unflatten(0, fixed.shape[:2])) for part in jet)
 
     # ---------------------------------------------------------------------------- curvature
@@ -492,7 +497,7 @@ class Integrated(LogJoint):
                 mean, _, phi = self._predictor(block, theta[None])
                 sd = (X @ root[:p]).square().sum(-1).sqrt()
                 eta = mean.flatten()[:, None] + sd[:, None] * z[:, 0]
-                jet = self.family.jet(eta, tuple(one[:, None] for one in block.y), phi.expand(len(z), -1))
+                jet = self.family.jet(eta, block.y, phi.expand(len(z), -1))
                 first, second = (
                     block.weighted((part @ log_w.exp()).reshape(mean.shape[:2])).flatten() for part in jet[1:]
                 )
@@ -509,14 +514,14 @@ class Integrated(LogJoint):
             rate = 0.5 * rate if promised > before else rate
         return theta, root
 
-    def _averaged(self, block: _Block, theta: Tensor, root: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
+    def _averaged(self, block: Block, theta: Tensor, root: Tensor, half: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients (n, C - 1) and Hessians in the predictors of categories, averaged over draws and their mirror."""
         assert isinstance(self.family, Multinomial)
         slope, curvature = theta.new_zeros(()), theta.new_zeros(())
         root = torch.linalg.cholesky(root @ root.mT)  # which changes little between steps, as eigenvectors do not
         for part in torch.cat([half, -half]).split(self._most(block, 1)):
             eta, _, phi = self._predictor(block, theta + part @ root.mT)
-            own = self.family.averaged(eta.flatten(0, 1), tuple(one[:, None] for one in block.y), phi)
+            own = self.family.averaged(eta.flatten(0, 1), block.y, phi)
             first, second = (len(part) / (2 * len(half)) * block.weighted(one[:, None])[:, 0] for one in own)
             slope, curvature = slope + first, curvature + second
         return slope, curvature

@@ -12,12 +12,12 @@ Hessian by differences of gradients at 2P points, which also says how modes of u
 mode, at each of which u takes one Newton step; Pareto-smoothed weights.  Members that are done leave the table.  No
 member sees another: random numbers are the same for all, and whatever decides something decides it for one member.
 
-Tensors have members before values of the globals: θ (M, C, P), rows (N, M, C), effects (n, M, C, r), nodes last.
+Tensors have members before values of the globals: θ (M, C, P), effects (M, C, n, r).
 """
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -31,11 +31,11 @@ from torchngvi.arguments import read_instance, read_seed, read_size, read_tensor
 from torchngvi.diagnostics.importance import USELESS, Smoothed, smoothed
 from torchngvi.errors import InputError
 from torchngvi.numerics import linalg
-from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import Family, family_of
 from torchngvi.tables.globals import mixture_log_density, spread_evenly
+from torchngvi.tables.integrated import Block, Integrated, Integration
 from torchngvi.tables.model import TableModel
-from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, covariance_root, replace_where, take_rows
+from torchngvi.tables.parts import Coordinates, Design, Globals, Weighted, replace_where, take_rows
 from torchngvi.tables.priors import Priors, locations_and_unit, settle
 from torchngvi.tables.table import Marginals
 
@@ -64,7 +64,7 @@ class ManySettings:
         noise: nats by which a step whose gradients say that it gains may seem to lose: what a quadrature with few nodes
             leaves, since they move with the mode.
         least: the smallest eigenvalue of a Hessian on the way; default priors have .16 for coefficients.
-        mode: size of a gradient in u from which one more Newton step, which leaves its square, is the last.
+        mode: the search for modes of u ends where a step of Newton's method promises less than ½ mode³ nats.
         mode_steps: of the search for modes of u. From 0 it takes about 10, from a neighbour 3.
         dof: degrees of freedom of the wider half of the draws.
         wider: their scale, in that of the Gaussian half.
@@ -394,8 +394,8 @@ class _Units(NamedTuple):
         return self.priors.log_prob(torch.where(self.own, self.theta(psi, members), usual)) + ratio
 
 
-class _Joint:
-    """log p(y, θ) of some members, the random effects integrated out by adaptive Gauss-Hermite quadrature."""
+class _Joint(Integrated):
+    """log p(y, θ) of some members, as functions of ψ: of C values for each member, (M, C, ...)."""
 
     def __init__(
         self,
@@ -404,186 +404,78 @@ class _Joint:
         coordinates: Coordinates,
         Y: Tensor,  # (N, G)
         units: _Units,
-        settings: ManySettings,
+        many: ManySettings,
     ) -> None:
-        self.family, self.coordinates, self.units, self.settings = family, coordinates, units, settings
-        self.N, self.X, self.Y, self.extras = len(Y), coordinates.X, Y, design.y[1:]
-        self.offset = design.offset[:, None, None]
-        self.weights = None if bool((design.weights == 1).all()) else design.weights[:, None, None]
-        self.r = coordinates.sizes[0] if design.factors else 0
-        self.n = len(design.factors[0].levels) if self.r else 1
-        self.Z = coordinates.Z[0] if self.r else self.X[:, :0]
-        self.groups = design.factors[0].groups if self.r else torch.zeros_like(self.X[:, 0], dtype=torch.long)
-        self.members = torch.arange(Y.shape[1], device=Y.device)
+        numbers = Integration(0.5 * many.mode**3, many.mode_steps, math.inf, many.at_once)
+        super().__init__(design._replace(y=(Y, *design.y[1:])), family, coordinates, units.priors, numbers)
+        self.units, self.many, self.N = units, many, len(Y)
+        self.members = torch.arange(Y.shape[1], device=Y.device)  # those that are here
 
     def of(self, index: Tensor) -> "_Joint":
         """Of some of the members."""
         new = copy.copy(self)
-        new.Y, new.members = self.Y[:, index], self.members[index]
+        new.members = self.members[index]
         return new
 
     def at_most(self, values: int, nodes: int) -> int:
         """How many members, or values of one, make a table."""
-        return max(1, self.settings.at_once // (self.N * values * nodes**self.r))
+        return max(1, self.many.at_once // (self.N * values * nodes**self.r))
 
     def start(self) -> tuple[Tensor, Tensor]:
         """ψ = 0 (G, P), which is no effect of a column, g(ȳ), and a noise of s_y, but for log τ; and u = 0."""
-        G, c = self.Y.shape[1], self.coordinates
-        psi = self.X.new_zeros(G, c.dim)
-        psi[:, c.p : c.p + self.r] = self.settings.begin
-        return psi, psi.new_zeros(G, self.n, self.r)
+        c = self.coordinates
+        psi = c.X.new_zeros(len(self.members), c.dim)
+        psi[:, c.p : c.p + self.r] = self.many.begin
+        return psi, psi.new_zeros(len(psi), self.n, self.r)
 
-    def _parts(self, psi: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """X a + offset (N, M, C), ξ (M, C, ..), φ (M, C, nphi)."""
-        a, xis, phi = self.coordinates.split(self.units.theta(psi, self.members))
-        fixed = (self.X @ a.flatten(0, -2).mT).unflatten(-1, a.shape[:-1]) + self.offset
-        return fixed, xis[0] if xis else a[..., :0], phi
+    def _each(self, count: int) -> Tensor:
+        """The member of each of so many values, those of a member together."""
+        return self.members.repeat_interleave(count // len(self.members))
 
-    def _root(self, xi: Tensor) -> Tensor:
-        return covariance_root(xi, self.r) if self.r else xi[..., None]
+    def _pieces(self, count: int, nodes: int) -> Iterator[tuple[Block, slice]]:
+        members = self._each(count)
+        for block, part in super()._pieces(count, nodes):
+            here = members[part]
+            yield block._replace(y=(block.y[0][:, here], *block.y[1:]), members=here), part
 
-    def _y(self, more: int) -> tuple[Tensor, ...]:
-        return tuple(y[(...,) + (None,) * more] for y in (self.Y, *(extra[:, None] for extra in self.extras)))
+    def _predictor(self, block: Block, theta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        assert block.members is not None
+        return super()._predictor(block, self.units.theta(theta[:, None], block.members)[:, 0])
 
-    def _weighted(self, table: Tensor) -> Tensor:
-        return table if self.weights is None else table * self.weights[(...,) + (None,) * (table.ndim - 3)]
-
-    def _total(self, table: Tensor) -> Tensor:
-        """Sums over the rows of groups, (n, ...)."""
-        return table.new_zeros(self.n, *table.shape[1:]).index_add_(0, self.groups, table)
-
-    def _rows(self, b: Tensor, fixed: Tensor) -> Tensor:
-        """z_jᵀ b of the group of each row, and the rest of the predictor."""
-        eta = fixed.expand(-1, *b.shape[1:-1])
-        for k in range(self.r):
-            eta = torch.addcmul(eta, b[..., k].index_select(0, self.groups), _column(self.Z, k, b.ndim - 2))
-        return eta
-
-    def _quadratic(
-        self, fixed: Tensor, C: Tensor, phi: Tensor, u: Tensor, y: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """-log of the integrand over u (n, M, C), its gradient, and its Hessian, at least I."""
-        value, slope, curvature = self.family.jet(self._rows(_times(C, u), fixed), y, phi)
-        value, slope, curvature = (self._weighted(x) for x in (value, slope, curvature.clamp_min(0.0)))
-        energy = (self._total(value) + 0.5 * u.square().sum(-1)).nan_to_num(nan=torch.inf)
-        z = self.Z[:, None, None, :]
-        g, W = (
-            self._total(slope[..., None] * z),
-            self._total(curvature[..., None, None] * z[..., None] * z[..., None, :]),
-        )
-        H = linalg.small_product(C.mT, linalg.small_product(W, C)) + torch.eye(self.r, dtype=u.dtype, device=u.device)
-        return energy, u + _times(C.mT, g), H
-
-    @torch.no_grad()
-    def modes(
-        self,
-        psi: Tensor,  # (M, C, P)
-        u: Tensor,  # (n, M, 1 or C, r)
-    ) -> tuple[Tensor, Tensor]:
-        """û (n, M, C, r) by Newton's method with halved steps, and the Hessian where the last step began."""
-        u = u.expand(self.n, *psi.shape[:-1], self.r)
-        if not self.r:
-            return u, u[..., None]
-        fixed, xi, phi = self._parts(psi)
-        C, y = self._root(xi), self._y(1)
-        at, step, H = u, torch.zeros_like(u), u.new_ones(*u.shape, self.r)
-        best = u.new_full(u.shape[:-1], torch.inf)
-        done = torch.zeros_like(best, dtype=torch.bool)
-        for _ in range(self.settings.mode_steps):
-            energy, g, new = self._quadratic(fixed, C, phi, u, y)
-            rounding = 1e-9 * (1 + torch.where(best.isfinite(), best.abs(), 0.0))
-            took = (energy <= best + rounding) & ~done
-            at, H, best = replace_where(took, (u, new, energy), (at, H, best))
-            step = torch.where(took[..., None], _newton(g, new), torch.where(done[..., None], step, 0.5 * step))
-            done = done | (took & (g.abs().amax(-1) < self.settings.mode))
-            u = at + step
-            if bool(done.all()):
-                break
-        return u, H
-
-    def at_nodes(self, psi: Tensor, u: Tensor, H: Tensor, nodes: int, gradient: bool) -> tuple[Tensor, Tensor | None]:
-        """log p(y, θ) (M, C) with nodes about u, and its gradient in ψ at nodes that are held."""
-        fixed, xi, phi = self._parts(psi)
-        C, y, phi = self._root(xi), self._y(2), phi[..., None, :]
-        z, log_w = normal_rule(nodes, self.r, psi) if self.r else (psi.new_zeros(1, 0), psi.new_zeros(1))
-        L = linalg.small_cholesky(H)[0]
-        v = u[..., None, :] + linalg.small_product(z, linalg.small_inverse(L)) if self.r else u[..., None, :]
-        eta = self._rows(_times(C[..., None, :, :], v), fixed[..., None])
-        with torch.set_grad_enabled(gradient):
-            eta, phi = eta.requires_grad_(gradient), phi.detach().requires_grad_(gradient)
-            log_p = self.family.log_prob(eta, y, phi)
-        logs = self._total(self._weighted(log_p.detach()))
-        logs = logs - 0.5 * v.square().sum(-1) + (log_w + 0.5 * z.square().sum(-1))
-        value = (torch.logsumexp(logs, -1) - L.diagonal(dim1=-2, dim2=-1).log().sum(-1)).sum(0)
-        if not gradient:
-            return value + self.units.log_prior(psi, self.members), None
-        share = self._weighted(logs.softmax(-1).index_select(0, self.groups))
-        slope, of_phi = torch.autograd.grad(log_p, (eta, phi), share, materialize_grads=True)
-        of_a = (slope.sum(-1).flatten(1).mT @ self.X).unflatten(0, psi.shape[:-1])
-        parts = [of_a, of_phi[..., 0, :]]
-        leaf = psi.detach().requires_grad_()
-        with torch.enable_grad():
-            prior = self.units.log_prior(leaf, self.members)
-            if self.r:
-                over = [self._total(slope * _column(self.Z, k, slope.ndim - 1)) for k in range(self.r)]
-                of_C = torch.einsum("nmckr,nmcks->mcrs", torch.stack(over, -1), v)
-                xi = xi.detach().requires_grad_()
-                parts.insert(1, torch.autograd.grad(self._root(xi), xi, of_C)[0])
-            (of_prior,) = torch.autograd.grad(prior.sum(), leaf)
-        found = torch.cat(parts, -1) * self.units.scale[self.members, None]
-        return value + prior.detach(), found + of_prior
+    def log_prior(self, theta: Tensor) -> Tensor:
+        """Evaluate log p(θ) of members, (S,)."""
+        return self.units.log_prior(theta[:, None], self._each(len(theta)))[:, 0]
 
     def energy(
         self,
         psi: Tensor,  # (M, C, P)
         u: Tensor,  # near the modes, (M, 1 or C, n, r)
         nodes: int,
+        one_step: bool = False,
+        gradient: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """-log p(y, θ) (M, C), its gradient in ψ, and modes (M, C, n, r), each of which costs an evaluation of all."""
-        found, H = self.modes(psi, u.movedim(2, 0))
-        value, gradient = self.at_nodes(psi, found, H, nodes, True)
-        assert gradient is not None
-        return (-value).nan_to_num(nan=torch.inf), -gradient, found.movedim(0, 2)
+        M, C = psi.shape[:2]
+        modes = u.expand(-1, C, -1, -1).flatten(0, 1).transpose(0, 1)
+        found = self.values(psi.flatten(0, 1), modes, nodes, one_step, gradient)
+        parts = (-found.value, -found.gradient, found.modes.transpose(0, 1))
+        energy, slope, u = (part.unflatten(0, (M, C)) for part in parts)
+        return energy, slope, u
 
-    @torch.no_grad()
-    def values(
+    def of_draws(
         self,
         psi: Tensor,  # (M, C, P)
         around: "_Mode",
         nodes: int,
     ) -> Tensor:
         """log p(y, θ) (M, C), u one Newton step from where the mode is to be expected."""
-        most, found = self.at_most(psi.shape[0], nodes), list[Tensor]()
-        for part in psi.split(most, 1):
-            u = around.u + torch.einsum("mpnr,mcp->mcnr", around.follows, part - around.psi[:, None])
-            u, H = u.movedim(2, 0), u.new_zeros(0)
-            if self.r:
-                fixed, xi, phi = self._parts(part)
-                _, g, H = self._quadratic(fixed, self._root(xi), phi, u, self._y(1))
-                u = u + _newton(g, H)
-            found.append(self.at_nodes(part, u, H if self.r else u[..., None], nodes, False)[0])
-        return torch.cat(found, 1)
-
-
-def _column(Z: Tensor, k: int, more: int) -> Tensor:
-    """A column of Z with as many dimensions after it as a table has."""
-    return Z[:, k].reshape(-1, *[1] * more)
+        u = around.u + torch.einsum("mpnr,mcp->mcnr", around.follows, psi - around.psi[:, None])
+        return -self.energy(psi, u, nodes, True, False)[0]
 
 
 def _like(mask: Tensor, table: Tensor) -> Tensor:
     """A mask with the dimensions of a table."""
     return mask.reshape(*mask.shape, *[1] * (table.ndim - mask.ndim))
-
-
-def _times(C: Tensor, u: Tensor) -> Tensor:
-    """C u, (..., r)."""
-    return linalg.small_product(u[..., None, :], C.mT)[..., 0, :] if C.shape[-1] != 1 else u * C[..., 0]
-
-
-def _newton(g: Tensor, H: Tensor) -> Tensor:
-    """-H⁻¹ g of many small systems."""
-    L = linalg.small_cholesky(H)[0]
-    return -linalg.small_tsolve(L, linalg.small_solve(L, g[..., None]))[..., 0]
 
 
 # ----------------------------------------------------------------------------------------------------- the mode
@@ -613,7 +505,7 @@ class _Mode(NamedTuple):
 
 def _search(joint: _Joint, psi: Tensor, u: Tensor, nodes: int) -> _Mode:
     """Find the modes of members by quasi-Newton steps, with a shift and with acceptance in each of them."""
-    s = joint.settings
+    s = joint.many
     energy, slope, u = (x[:, 0] if x.ndim < 4 else x for x in joint.energy(psi[:, None], u[:, None], nodes))
     begin = torch.full_like(psi, min(s.first, joint.N**-0.5))
     nothing = torch.full_like(energy, torch.inf), torch.zeros_like(energy)
@@ -646,7 +538,7 @@ def _promise(state: _Mode) -> Tensor:
 
 def _stepped(joint: _Joint, at: _Mode, nodes: int) -> _Mode:
     """One step for each member; it is taken where it gains."""
-    s = joint.settings
+    s = joint.many
     ridge = torch.diag_embed(at.shift[:, None] * at.H.diagonal(dim1=-2, dim2=-1))
     step = -torch.linalg.solve_ex(at.H + ridge, at.slope)[0].nan_to_num(0.0, 0.0, 0.0)
     step = step * (s.stride / step.abs().amax(-1, keepdim=True).clamp_min(s.stride))
@@ -676,7 +568,7 @@ def _differenced(joint: _Joint, at: _Mode, step: Tensor, nodes: int) -> _Mode:
     H = (0.5 * (columns + columns.mT)).nan_to_num(0.0, 0.0, 0.0)
     values, vectors, _ = linalg.eigh(H)
     fine = values[:, 0] > 0
-    other = (vectors * values.abs().clamp_min(joint.settings.least)[:, None]) @ vectors.mT
+    other = (vectors * values.abs().clamp_min(joint.many.least)[:, None]) @ vectors.mT
     state = at._replace(H=torch.where(_like(fine, H), H, other), follows=follows, shift=torch.zeros_like(at.shift))
     return state._replace(promise=torch.where(fine, _promise(state), torch.inf))
 
@@ -700,7 +592,7 @@ class _Found(NamedTuple):
 
 def _fitted(joint: _Joint, seed: int, bar: tqdm) -> _Found:
     """Search and draw in chunks of members; what a few nodes do not settle goes on to more of them."""
-    s, (psi, u) = joint.settings, joint.start()
+    s, (psi, u) = joint.many, joint.start()
     (G, P), like = psi.shape, psi
     base = [_Points.of(s, seed + k, psi) for k in range(1 + s.again)]
     k_hat, effective, log_joint, promise = like.new_full((4, G), torch.nan)
@@ -717,10 +609,10 @@ def _fitted(joint: _Joint, seed: int, bar: tqdm) -> _Found:
             psi[index], u[index] = mode.psi, mode.u[:, 0]
             root = _frame(mode)
             points = mode.psi[:, None] + s.probe * torch.cat([root.mT, -root.mT], 1)
-            at = some.values(points, mode, order)
+            at = some.of_draws(points, mode, order)
             settled = torch.ones_like(converged)
             if following:
-                change = some.values(points, mode, following) - at
+                change = some.of_draws(points, mode, following) - at
                 settled = converged & ((change - change.mean(1, keepdim=True)).abs().amax(1) < s.settled)
                 settled |= mode.promise.isinf()  # there is no maximum, and more nodes give none
             on.append(index[~settled])
@@ -776,7 +668,7 @@ def _drawn(
     joint: _Joint, mode: _Mode, root: Tensor, probes: Tensor, base: list[_Points], nodes: int
 ) -> tuple[Tensor, Smoothed]:
     """Weighted draws of θ (M, S, P): about the mode, and where their weights are poor from their own moments."""
-    s = joint.settings
+    s = joint.many
     fall = (-mode.energy[:, None] - probes).nan_to_num(nan=torch.inf).clamp_min(1e-3)
     reach = (s.probe / (2 * fall).sqrt()).clamp(*s.reach).unflatten(1, (2, -1))
     psi, smooth = _weighed(joint, mode, mode.psi, root, reach, base[0], nodes)
@@ -813,7 +705,7 @@ def _weighed(
 ) -> tuple[Tensor, Smoothed]:
     """Draws of ψ about a centre, of widths (M, 2, P) to the right and to the left of each axis, with their weights."""
     # continuous along each axis: the right side has the probability right/(right + left); Geweke's (1989) jumps
-    s, P = joint.settings, root.shape[-1]
+    s, P = joint.many, root.shape[-1]
     right, left = reach[:, :1], reach[:, 1:]
     edge, share = left / (left + right), points.of_members(joint.members)
     to_left = share < edge
@@ -822,5 +714,5 @@ def _weighed(
     psi = centre[:, None] + torch.where(to_left, -left, right) * z @ root.mT
     log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1) + (0.5 * reach.sum(1)).log().sum(-1)
     log_q = mixture_log_density(z.square().sum(-1), P, s.wider, s.dof) - log_det[:, None]
-    log_p = joint.values(psi, mode, nodes).nan_to_num(nan=-torch.inf)
+    log_p = joint.of_draws(psi, mode, nodes).nan_to_num(nan=-torch.inf)
     return psi, smoothed((log_p - log_q).mT)
