@@ -35,7 +35,7 @@ def learn(model, rows, likelihood=None, **options):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(engines, "_ITERATIONS", 8)
+    monkeypatch.setattr(engines, "_ROUNDS", engines.RoundSettings(iterations=8))
 
 
 @pytest.mark.sparse(3)

@@ -3,6 +3,7 @@
 import copy
 import math
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("exact_probit")
 @pytest.fixture
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(engines, "_ITERATIONS", 4)
+    monkeypatch.setattr(engines, "_ROUNDS", engines.RoundSettings(iterations=4))
 
 
 class Model(SparseModel):
@@ -100,7 +101,7 @@ class TestWhereItEnds:
         refine_svgp(*before, [rows], progress=False)
         result = learn(model, likelihood, rows)
         assert result.refined.converged
-        told = 1e-9 if name == "gaussian" else 3 * engines._TOLERANCE
+        told = 1e-9 if name == "gaussian" else 3 * engines._ROUNDS.tolerance
         assert abs(float(loss_of(model, likelihood, *rows).detach()) - result.losses[-1]) < told
         assert result.losses[-1] < float(loss_of(*before, *rows).detach()) - 0.1
         assert steepest(model, likelihood, *rows) < 0.02 * steepest(*before, *rows)
@@ -274,7 +275,7 @@ class TestParts:
     def test_the_rows_of_each_round(self, monkeypatch):
         """Doubling to all of them, or to what the memory allows; the first part is of the second."""
         model, likelihood, (x, y) = set_up()
-        monkeypatch.setattr(engines, "_FIRST", 40)
+        monkeypatch.setattr(engines, "_ROUNDS", replace(engines._ROUNDS, first=40))
         engine = Rounds(model, likelihood, x, y, 10)
         assert [engine.rows(k) for k in range(5)] == [40, 80, 200, 200, 200]
         monkeypatch.setattr(engines, "ENTRIES_AT_ONCE", 100 * M)

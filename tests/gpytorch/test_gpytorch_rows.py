@@ -1,6 +1,7 @@
 """Which rows `train_svgp` learns from without an optimizer, and what is the model's own while it runs."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,11 +11,7 @@ gp = pytest.importorskip("gpytorch")
 
 from test_gpytorch_rounds import OWN, UNWHITENED, M, Model, N, data, learn, likelihood_of, loss_of, set_up  # noqa: E402
 
-from torchngvi.adapters.gpytorch import (  # noqa: E402
-    engines,  # noqa: E402
-    refine_svgp,
-    training,
-)
+from torchngvi.adapters.gpytorch import engines, refine_svgp, starts, training  # noqa: E402
 from torchngvi.adapters.gpytorch.starts import choose_inducing_points  # noqa: E402
 from torchngvi.errors import InputError, PairError  # noqa: E402
 
@@ -22,7 +19,7 @@ from torchngvi.errors import InputError, PairError  # noqa: E402
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """Rounds of few iterations."""
-    monkeypatch.setattr(engines, "_ITERATIONS", 4)
+    monkeypatch.setattr(engines, "_ROUNDS", engines.RoundSettings(iterations=4))
 
 
 def of_the_first(first):
@@ -83,7 +80,7 @@ class TestLoaders:
         """More than a visit of `refine_svgp` has, which is exact as for fewer."""
         model, _, (x, y) = set_up()
         likelihood = gp.likelihoods.FixedNoiseGaussianLikelihood(torch.linspace(0.02, 0.06, N).double())
-        monkeypatch.setattr(training, "_ROWS", 64)
+        monkeypatch.setattr(training, "_REFINING", training.RefineSettings(rows=64))
         assert refine_svgp(model, likelihood, [(x, y)], progress=False).evaluations == 1
 
 
@@ -100,7 +97,7 @@ class TestInducingPoints:
 
     def test_from_all_over_the_data(self, monkeypatch):
         """In whatever order the rows are, as those with a noise of their own."""
-        monkeypatch.setattr("torchngvi.adapters.gpytorch.starts._ROWS", 50)
+        monkeypatch.setattr(starts, "STARTS", starts.StartSettings(rows=50))
         x = torch.linspace(-2, 2, N).double()[:, None]
         strategy = Model(Z=torch.zeros(M, 1)).double().variational_strategy
         choose_inducing_points(strategy, x)
@@ -125,7 +122,7 @@ class TestRefusals:
 
     def test_a_missing_target_before_anything_is_learnt(self, monkeypatch):
         """Wherever it is."""
-        monkeypatch.setattr(engines, "_FIRST", 32)
+        monkeypatch.setattr(engines, "_ROUNDS", replace(engines._ROUNDS, first=32))
         model, likelihood, (x, y) = set_up()
         y[torch.randperm(N, generator=torch.Generator().manual_seed(0))[-1]] = torch.nan
         before = copy.deepcopy(model.covar_module.state_dict())

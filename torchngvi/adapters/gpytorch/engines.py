@@ -27,8 +27,10 @@ so that the cosine c of successive gradients of the mean tells which of the two 
 
 import math
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
@@ -42,7 +44,7 @@ from torchngvi.adapters.gpytorch.model import Batch, count, kept_modes, pairs, r
 from torchngvi.adapters.gpytorch.optimizer import check_hyper_optimizer
 from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO, SparseGP
 from torchngvi.adapters.gpytorch.starts import (
-    StartSettings,
+    STARTS,
     begin_periods,
     check_repeats,
     choose_inducing_points,
@@ -70,11 +72,32 @@ from torchngvi.optim.evaluating import warn
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.stepsizes import Constant, KLRadius
 
-_NOISE = 0.05  # nats per datum that the noise of a mini-batch may cost at first
-_CAP = 0.5  # longest natural step on a part of the data
-_RADIUS = 4.0  # nats a step may move q, where the likelihood is not log-concave
-_RATE = 0.1  # largest change of log ρ a step
-_LAG = 0.3  # -c/ρ at which ρ stays
+
+@dataclass(frozen=True)
+class StepSettings:
+    """The length of natural steps on batches; a field without a benchmark is that of the first version, untuned."""
+
+    noise: float = 0.05  # nats per datum that the noise of a mini-batch may cost at first
+    longest: float = 0.5  # ρ on a part of the data
+    radius: float = 4.0  # nats a step may move q, where the likelihood is not log-concave
+    rate: float = 0.1  # largest change of log ρ a step, by `benchmarks/svgp_joint.py` on bike, elevators and protein
+    lag: float = 0.3  # -c/ρ at which ρ stays, by the same: the lag costs about a third of what the noise costs
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """How rounds go, by `benchmarks/svgp_hyperparameters.py`, and of several functions by `svgp_functions.py`."""
+
+    first: int = 2048  # rows of the first round, or 4M if that is more
+    first_of_several: int = 500  # the same for several functions, by the softmax on bike and elevators
+    iterations: int = 25  # of L-BFGS a round
+    memory: int = 20  # pairs that it keeps
+    tolerance: float = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps
+    share_of_several: float = 0.1  # of what the loss fell last, by which the search for several functions ends before
+    gain: float = 1e-3  # nats a datum that a round on the last rows has to bring
+
+
+_STEPS, _ROUNDS = StepSettings(), RoundSettings()
 
 
 class NaturalSteps:
@@ -87,7 +110,7 @@ class NaturalSteps:
         self.optimizer: Method = (
             VN(self.q, lr=1.0, step_size=Constant())
             if log_concave(target.likelihood)
-            else IBLR(self.q, lr=1.0, step_size=KLRadius(_RADIUS))
+            else IBLR(self.q, lr=1.0, step_size=KLRadius(_STEPS.radius))
         )
         self.log_rho: Tensor | None = None
         self.force: Tensor | None = None  # of the batch before
@@ -113,7 +136,7 @@ class NaturalSteps:
         """Set ρ of the next step; on all of the data of a Gaussian likelihood it is 1, where that is exact."""
         if self.log_rho is None:
             share = rows / self.num_data
-            first = min(_CAP, self.longest, max(share, 4 * _NOISE * rows / self.q.dim))
+            first = min(_STEPS.longest, self.longest, max(share, 4 * _STEPS.noise * rows / self.q.dim))
             self.log_rho = torch.tensor(first, dtype=torch.float64, device=self.q.device).log()
         whole = self.conjugate and rows == self.num_data
         self.optimizer.param_groups[0]["lr"] = self.longest if whole else self.log_rho.exp().to(self.q.dtype)
@@ -130,10 +153,10 @@ class NaturalSteps:
             return
         a, b = (self.q.frame().pull(g.to(self.q.dtype)).flatten() for g in (before, self.force))
         cosine = ((a @ b) / (a.norm() * b.norm()).clamp_min(1e-300)).double()
-        change = _RATE * (cosine / self.log_rho.exp() + _LAG).clamp(-1.0, 1.0)
+        change = _STEPS.rate * (cosine / self.log_rho.exp() + _STEPS.lag).clamp(-1.0, 1.0)
         lowest = torch.tensor(0.1 * rows / self.num_data, dtype=torch.float64, device=change.device).log()
         rho = torch.maximum(self.log_rho + change.nan_to_num(0.0), lowest)
-        self.log_rho = rho.clamp_max(math.log(min(_CAP, self.longest)))
+        self.log_rho = rho.clamp_max(math.log(min(_STEPS.longest, self.longest)))
 
     def state_dict(self) -> dict[str, Any]:
         """The state of the optimizer, with the length of the steps and the last gradient."""
@@ -145,11 +168,71 @@ class NaturalSteps:
         self.log_rho, self.force = state["log_rho"], state["force"]
 
 
-class Epochs(Engine):
+class Training(Engine):
+    """What the two engines share: the losses, and the state of model and likelihood, from which a run goes on."""
+
+    name = "SVGP"
+    q: Gaussian
+    unit_of_a_record: str
+    bound: str  # which is the loss, in a word
+    processes: Processes | None = None
+
+    def __init__(self, target: SparseGP, num_data: int) -> None:
+        super().__init__(target.posterior)
+        self.model, self.likelihood, self.latents = target.model, target.likelihood, target.latents
+        self.num_data = num_data
+        self.losses: list[float] = []
+        self.evaluated = 0  # bounds, each on one batch or on the rows of a round
+        self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
+
+    @abstractmethod
+    def _train(self) -> bool:
+        """Train for one record more; whether there was anything left to do."""
+
+    def natural_steps(self) -> tuple[float, int]:
+        """The length of the last natural step, and how many were not taken."""
+        return 1.0, 0
+
+    def _to_save(self, saved: Tensor | None) -> Tensor:
+        """The loss that a file holds; of one that was saved the same again, by which other data are told."""
+        return torch.tensor(self.losses[-1])
+
+    def advance(self) -> Standing | None:
+        """Train for one record more; where the run goes on from a file, give the standing of its last one first."""
+        saved, told = self._saved, self._saved is not None
+        if not (told or self._train()):
+            return None
+        self.mark()
+        loss, self._saved = self._to_save(saved), None
+        number, last = len(self.losses), self.losses[-1]
+        record = Record(self.evaluated, last, math.nan, *self.natural_steps(), number, 0.0)
+        units = f"{self.unit_of_a_record}s"
+        where = f"a negative {self.bound} per datum of {last:.6g} after {number} {units}"
+        spent, remedy = (self.evaluated, number), f"Raise {units}."
+        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy=remedy)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after a record: losses, model and likelihood."""
+        return {
+            "losses": list(self.losses),
+            "evaluated": self.evaluated,
+            "model": self.model.state_dict(),
+            "likelihood": self.likelihood.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put everything where the saved record ended; the next `advance` gives its standing again."""
+        self.model.load_state_dict(state["model"])
+        self.likelihood.load_state_dict(state["likelihood"])
+        self.losses, self.evaluated = list(state["losses"]), state["evaluated"]
+        self._saved = state.get("loss")
+
+
+class Epochs(Training):
     """The engine of joint training, whose advance is an epoch."""
 
-    name, unit, scaled = "SVGP", "row", True
-    unit_of_a_record = "epoch"
+    unit, scaled = "row", True
+    unit_of_a_record, bound = "epoch", "ELBO"
 
     def __init__(
         self,
@@ -162,43 +245,22 @@ class Epochs(Engine):
         processes: Processes | None = None,
     ) -> None:
         target = SparseGP(model, likelihood, [])
-        super().__init__(target.posterior)
-        self.model, self.likelihood, self.batches, self.num_data = model, likelihood, batches, num_data
-        self.hyper, self.epochs, self.latents, self.gaussian = hyper_optimizer, epochs, target.latents, target.posterior
-        self.natural, self.processes = NaturalSteps(target, num_data), processes
-        self.generators = Generators(self.gaussian.device, batches)
-        self.losses: list[float] = []
-        self.evaluated = 0  # batches
+        super().__init__(target, num_data)
+        self.batches, self.hyper, self.epochs, self.processes = batches, hyper_optimizer, epochs, processes
+        self.natural = NaturalSteps(target, num_data)
+        self.generators = Generators(self.q.device, batches)
         self._began: dict[str, Any] = {}  # the generators where the last epoch began
         self._first: Batch | None = None  # of the last epoch
-        self._saved: Tensor | None = None  # the loss that a file holds of it, where the run goes on from one
 
-    @property
-    def rejections(self) -> int:
-        """The natural steps that were not taken."""
-        return self.natural.optimizer.rejections
+    def natural_steps(self) -> tuple[float, int]:
+        """The length ρ of the last natural step, and how many were not taken."""
+        optimizer = self.natural.optimizer
+        return float(optimizer.param_groups[0]["lr"]), optimizer.rejections
 
-    def advance(self) -> Standing:
-        """Train for an epoch; where the run goes on from a file, give the standing of its last epoch first."""
-        if self._saved is not None:
-            loss, self._saved = self._loss_again(self._saved), None
-            self.mark()
-            return self._standing(loss, told=True)
+    def _train(self) -> bool:
         self._began = {} if self.capture is None else self.generators.states()
         self.losses.append(self._epoch())
-        self.mark()
-        if self.capture is None or (self._first is None and self.processes is None):
-            return self._standing(torch.tensor(self.losses[-1]), told=False)
-        return self._standing(self._loss_of(self._first), told=False)
-
-    def _standing(self, loss: Tensor, told: bool) -> Standing:
-        """The standing after the last epoch."""
-        epochs, last = len(self.losses), self.losses[-1]
-        rho = float(self.natural.optimizer.param_groups[0]["lr"])
-        record = Record(self.evaluated, last, float("nan"), rho, self.natural.optimizer.rejections, epochs, 0.0)
-        where = f"a negative ELBO per datum of {last:.6g} after {epochs} epochs"
-        spent = self.evaluated, epochs
-        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise epochs.")
+        return True
 
     def _epoch(self) -> float:
         """One pass; the mean loss per datum."""
@@ -301,8 +363,11 @@ class Epochs(Engine):
             rows = 0 if self.processes is None else int(self.processes.total([_rows_of(batch)])[0])
             return self._target(batch, rows).negative_elbo(self.q)
 
-    def _loss_again(self, saved: Tensor) -> Tensor:
-        """The loss that was saved, of the batch that comes first where the generators are put back."""
+    def _to_save(self, saved: Tensor | None) -> Tensor:
+        """That of the first batch of the epoch, which the generators give again where a loss was saved."""
+        if saved is None:
+            by_batch = self.capture is not None and not (self._first is None and self.processes is None)
+            return self._loss_of(self._first) if by_batch else super()._to_save(saved)
         if isinstance(self.batches, Iterator):  # which would have a batch less for the epoch
             return saved
         with self.generators.kept():
@@ -334,28 +399,18 @@ class Epochs(Engine):
         return of_run(self.model, self.likelihood, batches, self.num_data, self.hyper)
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after an epoch: losses, model, likelihood, both optimizers, and the generators at its start."""
-        return {
-            "losses": list(self.losses),
-            "evaluated": self.evaluated,
-            "dtype": str(self.gaussian.dtype),
-            "model": self.model.state_dict(),
-            "likelihood": self.likelihood.state_dict(),
-            "hyper": self.hyper.state_dict(),
-            "natural": self.natural.state_dict(),
-            "began": self._began,
-        }
+        """With both optimizers, and the generators at the start of the epoch."""
+        optimizers = {"hyper": self.hyper.state_dict(), "natural": self.natural.state_dict()}
+        return super().state_dict() | optimizers | {"dtype": str(self.q.dtype), "began": self._began}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put everything where the saved epoch ended; the next `advance` gives its standing again."""
+        """With both optimizers, and a q that has become float64."""
         if state["dtype"] == "torch.float64":
-            self.gaussian.double()
+            self.q.double()
         self.hyper.load_state_dict(copied(state["hyper"]))
-        self.model.load_state_dict(state["model"])
-        self.likelihood.load_state_dict(state["likelihood"])
+        super().load_state_dict(state)
         self.natural.load_state_dict(state["natural"])
-        self.losses, self.evaluated, self._began = list(state["losses"]), state["evaluated"], state["began"]
-        self._saved = state.get("loss")
+        self._began = state["began"]
 
 
 def _rows_of(batch: Batch | None) -> Tensor:
@@ -429,36 +484,18 @@ def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
     return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))
 
 
-_FIRST = 2048  # rows of the first round, or 4M if that is more
-_ITERATIONS = 25  # of L-BFGS a round
-_MEMORY = 20  # pairs that it keeps
-_TOLERANCE = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps to the same end
-_GAIN = 1e-3  # nats a datum that a round on the last rows has to bring
-
-
-class SeveralSettings(NamedTuple):
-    """How rounds of several functions differ, by the softmax in `benchmarks/svgp_functions.py`: bike, elevators."""
-
-    first: int = 500  # rows of the first round, or 4M if that is more
-    share: float = 0.1  # of what the loss fell last, by which the search for q ends before it has reached 1e-6
-
-
-class Rounds(Engine):
+class Rounds(Training):
     """The engine whose advance is a round of L-BFGS for the hyper-parameters."""
 
-    name, unit = "SVGP", "round"
-    unit_of_a_record = "round"
-    rejections = 0  # of natural steps, of which there are none
-    processes = None
+    unit = unit_of_a_record = "round"
+    bound = "bound"
 
     def __init__(self, model: ApproximateGP, likelihood: Likelihood, x: Tensor, y: Tensor, most: int) -> None:
         target = ProfiledELBO(model, likelihood, (x, y)).target  # refused before anything is moved
-        self.latents, self.several = target.latents, bool(target.posterior.batch_shape)
         check_repeats(model, x)
-        super().__init__(target.posterior)
-        self.model, self.likelihood, self.strategy, self.gaussian = model, likelihood, target.strategy, target.posterior
+        super().__init__(target, count(x))
+        self.strategy, self.several = target.strategy, bool(target.posterior.batch_shape)
         self.x, self.y, self.most_rounds = x, y, most
-        self.num_data = count(x)
         order = torch.randperm(self.num_data, generator=torch.Generator().manual_seed(0)).to(x.device)
         # a noise for each row is for all rows in their order
         self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
@@ -466,16 +503,13 @@ class Rounds(Engine):
         self.learnt = list(parameters.values())
         self.optimizer = torch.optim.LBFGS(
             self.learnt,
-            max_iter=_ITERATIONS,
-            max_eval=2 * _ITERATIONS,
-            history_size=_MEMORY,
+            max_iter=_ROUNDS.iterations,
+            max_eval=2 * _ROUNDS.iterations,
+            history_size=_ROUNDS.memory,
             line_search_fn="strong_wolfe",
         )
-        self.losses: list[float] = []
-        self.evaluated = 0
         self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
         self.first: list[Tensor] = []  # the hyper-parameters as they were given, until a second start led nowhere
-        self._saved: Tensor | None = None  # the loss that a file holds, where the run goes on from one
 
     def rows(self, number: int, first: int | None = None) -> int:
         """The number of rows of a round, where the first has so many, or 4M if that is more."""
@@ -483,8 +517,8 @@ class Rounds(Engine):
         if self.order is None:
             return N
         if first is None:
-            first = _SEVERAL.first if self.several else _FIRST
-        entries = ENTRIES_AT_ONCE // self.gaussian.batch_shape.numel()
+            first = _ROUNDS.first_of_several if self.several else _ROUNDS.first
+        entries = ENTRIES_AT_ONCE // self.q.batch_shape.numel()
         most, size = min(N, max(entries // M, 4 * M)), max(first, 4 * M) * 2**number
         return most if 1.5 * size >= most else size
 
@@ -492,7 +526,7 @@ class Rounds(Engine):
     def settled(self) -> bool:
         """Whether the last round was on as many rows as there will be, and brought little."""
         last = len(self.losses) - 1
-        return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _GAIN
+        return last >= 0 and self.rows(last) == self.rows(last + 1) and self.gain < _ROUNDS.gain
 
     def begin(self) -> None:
         """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
@@ -507,35 +541,19 @@ class Rounds(Engine):
             if value < self._value(self._part(0)):
                 self._put(after)
 
-    def advance(self) -> Standing | None:
-        """Learn for a round; where the run goes on from a file, give the standing of its last round first."""
-        if self._saved is not None:
-            self._saved = None
-            self.mark()
-            return self._standing(told=True)
-        if not self.settled:
-            self._round(self._part(len(self.losses)))
-        elif not self._again():
-            return None
-        self.mark()
-        return self._standing(told=False)
+    def _train(self) -> bool:
+        if self.settled:
+            return self._again()
+        self._round(self._part(len(self.losses)))
+        return True
 
     def one_round(self) -> None:
         """Learn for a round on as many rows as one function begins with, the same for few inducing points and more."""
-        self._round(self._part(0, _FIRST))
+        self._round(self._part(0, _ROUNDS.first))
 
     def allows(self, size: int) -> bool:
         """Whether a round with so many inducing points has four rows for each of them."""
         return 4 * size**2 <= ENTRIES_AT_ONCE
-
-    def _standing(self, told: bool) -> Standing:
-        """The standing after the last round."""
-        rounds, last = len(self.losses), self.losses[-1]
-        record = Record(self.evaluated, last, math.nan, 1.0, 0, rounds, 0.0)
-        where = f"a negative bound per datum of {last:.6g} after {rounds} rounds"
-        loss = torch.tensor(last)
-        spent = self.evaluated, rounds
-        return Standing(record, torch.tensor(False), loss, spent, told=told, where=where, remedy="Raise rounds.")
 
     def _part(self, number: int, first: int | None = None) -> ProfiledELBO:
         """The bound on the rows of a round."""
@@ -543,7 +561,7 @@ class Rounds(Engine):
         if self.order is not None:
             part = self.order[: self.rows(number, first)]
             rows = self.x.index_select(-2, part), self.y.index_select(row_dimension(self.y, self.latents), part)
-        return ProfiledELBO(self.model, self.likelihood, rows, self.num_data, _TOLERANCE)
+        return ProfiledELBO(self.model, self.likelihood, rows, self.num_data, _ROUNDS.tolerance)
 
     def _round(self, bound: ProfiledELBO) -> None:
         """Some iterations of L-BFGS; q is the optimal one of these rows afterwards."""
@@ -563,10 +581,10 @@ class Rounds(Engine):
             return last[0]
 
         done = self._iterations()
-        bound.share = _SEVERAL.share if self.several else 0.0
+        bound.share = _ROUNDS.share_of_several if self.several else 0.0
         start = float(self.optimizer.step(evaluate))
         bound.share = 0.0
-        stuck, after = 0 < done > self._iterations() - _ITERATIONS, self._value(bound)
+        stuck, after = 0 < done > self._iterations() - _ROUNDS.iterations, self._value(bound)
         if not after <= start:
             self._put(before)
             self.optimizer.state.clear()
@@ -574,7 +592,7 @@ class Rounds(Engine):
         bound.assign()
         self.losses.append(after)
         self.gain = start - after
-        if stuck and self.gain < _GAIN:  # the memory leads nowhere, or this is the end: another round, without it
+        if stuck and self.gain < _ROUNDS.gain:  # the memory leads nowhere, or this is the end: a round without it
             self.optimizer.state.clear()
             self.gain = math.inf
 
@@ -598,7 +616,7 @@ class Rounds(Engine):
         except InputError:  # the first end stays
             pass
         here, losses, gain = before
-        if self.losses[-1] < losses[-1] - _GAIN:
+        if self.losses[-1] < losses[-1] - _ROUNDS.gain:
             self.gain, self.first = math.inf, first  # from there the residuals may tell more
             return True
         self.losses, self.gain = losses, gain
@@ -643,7 +661,7 @@ class Rounds(Engine):
     @torch.no_grad()
     def gap(self) -> float:
         """The exact log evidence of some rows less the bound on them, in nats a row, for Gaussian noise; else NaN."""
-        most = StartSettings().exact
+        most = STARTS.exact
         part = slice(None) if self.order is None else self.order[:most]
         x, y = self.x[part], self.y[part].double()
         bound = ProfiledELBO(self.model, self.likelihood, (x, self.y[part]))
@@ -655,17 +673,17 @@ class Rounds(Engine):
 
     def remark(self) -> str:
         """Say of which share of the rows the inducing points say little at the end; of a softmax its loss; or ""."""
-        bound, settings = self._part(len(self.losses)), StartSettings()
+        bound = self._part(len(self.losses))
         if not (bound.tight or bound.joint) or not self._value(bound) < math.inf:
             return ""
         if more := bound.integrated():
             return f"by an integral in the place of nodes the negative ELBO per datum is {self.losses[-1] + more:.6g}."
-        share = float((bound.ratios > settings.unexplained).double().mean()) if bound.tight else 0.0
-        if share < settings.noticed:
+        share = float((bound.ratios > STARTS.unexplained).double().mean()) if bound.tight else 0.0
+        if share < STARTS.noticed:
             return ""
         return (
             f"{self.strategy.inducing_points.shape[-2]} inducing points leave {share:.0%} of the rows unexplained, "
-            f"whose variance given them is more than {settings.unexplained:g} times the noise: raise their number."
+            f"whose variance given them is more than {STARTS.unexplained:g} times the noise: raise their number."
         )
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
@@ -673,8 +691,8 @@ class Rounds(Engine):
         if stop is None:
             part = "" if self.rows(len(self.losses)) == self.num_data else f"{self.rows(len(self.losses))} "
             stop = Stop(
-                f"because a round on {part or 'all '}rows has raised the bound by less than {_GAIN:g} nats a datum "
-                f"({last.place()})."
+                f"because a round on {part or 'all '}rows has raised the bound by less than {_ROUNDS.gain:g} nats a "
+                f"datum ({last.place()})."
             )
         return super().ending(stop, last)
 
@@ -709,28 +727,16 @@ class Rounds(Engine):
         return method | of_model(self.model, self.likelihood) | describe_data((self.x, self.y, *noise))
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after a round: losses, model, likelihood, and the memory of L-BFGS."""
-        return {
-            "losses": list(self.losses),
-            "evaluated": self.evaluated,
-            "gain": self.gain,
-            "first": [value.clone() for value in self.first],
-            "model": self.model.state_dict(),
-            "likelihood": self.likelihood.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
+        """With the memory of L-BFGS, and where a second start may begin."""
+        first = [value.clone() for value in self.first]
+        return super().state_dict() | {"gain": self.gain, "first": first, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put everything where the saved round ended; the next `advance` gives its standing again."""
-        self.model.load_state_dict(state["model"])
-        self.likelihood.load_state_dict(state["likelihood"])
+        """With the memory of L-BFGS, and where a second start may begin."""
+        super().load_state_dict(state)
         self.optimizer.load_state_dict(copied(state["optimizer"]))
-        self.losses, self.evaluated, self.gain = list(state["losses"]), state["evaluated"], state["gain"]
+        self.gain = state["gain"]
         self.first = [value.to(p) for p, value in zip(self.learnt, state.get("first", []), strict=False)]
-        self._saved = state.get("loss")
-
-
-_SEVERAL = SeveralSettings()
 
 
 def _telling_any(scores: Tensor, x: Tensor) -> Tensor:

@@ -22,9 +22,6 @@ from torchngvi.methods import IBLR, VN
 from torchngvi.optim import NaturalGradientVI
 from torchngvi.stepsizes import Constant, KLRadius
 
-_SAME = 1e-3  # relative error at which two weights of the KL divergence differ
-_RADIUS = 0.5  # nats a step under a PredictiveLogLikelihood, as that of NaturalSVI
-
 
 def natural_optimizer(
     mll: _ApproximateMarginalLogLikelihood,
@@ -95,7 +92,7 @@ def natural_optimizer(
     if method is None:
         predictive = isinstance(getattr(mll, "base_mll", mll), PredictiveLogLikelihood)
         method = IBLR if predictive else VN
-        options = {"step_size": KLRadius(_RADIUS), **options} if predictive else options
+        options = {"step_size": KLRadius(0.5), **options} if predictive else options
     _check_method(method, options)
     if (same := one_function(mll.model, mll.likelihood)) is not None:
         warnings.warn(same, ScaleWarning, stacklevel=2)
@@ -163,8 +160,9 @@ def _check_method(method: Any, options: dict[str, Any]) -> None:
         ) from error
 
 
-def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood) -> None:
+def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikelihood, same: float = 1e-3) -> None:
     """At the first pass, ask whether the batch is too large; at the first step, for the weight of the KL divergence."""
+    # same: relative error at which two weights differ
     inner, distribution = getattr(mll, "base_mll", mll), distributions_of(mll.model)[0]
     q, wanted = distribution.posterior, mll.beta / mll.num_data
     modules = list(mll.model.modules())
@@ -197,7 +195,7 @@ def _check_once(optimizer: NaturalGradientVI, mll: _ApproximateMarginalLogLikeli
         strategy.__dict__.pop("kl_divergence", None)
         starts = [start for start, (empty, _) in enumerate(weights) if empty] or [0]
         sums = [float(sum(weight for _, weight in weights[start:])) for start in starts]
-        if weights and not any(abs(weight - wanted) <= _SAME * wanted for weight in sums):
+        if weights and not any(abs(weight - wanted) <= same * wanted for weight in sums):
             raise InputError(
                 f"the KL divergence has the weight {sums[-1]:.4g} in the loss where the objective has "
                 f"{wanted:.4g} = beta / num_data (num_data = {mll.num_data}): natural steps would have a wrong "

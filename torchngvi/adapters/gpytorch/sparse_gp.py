@@ -416,10 +416,6 @@ def _added(total: Raw | Sites, part: Raw | Sites) -> Raw:
     return Raw(g + more.g, H.add_(more.H))
 
 
-_STEPS = 50  # of the search for the optimal q
-_SHORTEST = 1e-3  # step by which the sites still move
-
-
 class Point(NamedTuple):
     """The q that some sites make, and the negative ELBO there."""
 
@@ -540,8 +536,9 @@ class ProfiledELBO:
 
     # -------------------------------------------------------------------------------- the optimal q
 
-    def _optimum(self, projection: Projection) -> Point:
+    def _optimum(self, projection: Projection, steps: int = 50) -> Point:
         """The optimal q: at once where its sites do not depend on it, by full steps elsewhere."""
+        # steps: of the search at most
         nothing = torch.zeros_like(projection.mean)
         if self.conjugate:
             _, alpha, beta = self._moments(projection.mean, torch.ones_like(nothing))
@@ -560,7 +557,7 @@ class ProfiledELBO:
                 "the ELBO is not finite at the prior: check the targets, the inputs and the hyper-parameters"
                 f"{self._outside(projection)}."
             )
-        for _ in range(_STEPS):
+        for _ in range(steps):
             following = self._stepped(projection, point)
             if following is None:
                 break
@@ -590,11 +587,12 @@ class ProfiledELBO:
             "of those that were looked at; move such targets into the support of the likelihood, or leave them out"
         )
 
-    def _stepped(self, projection: Projection, point: Point) -> Point | None:
+    def _stepped(self, projection: Projection, point: Point, shortest: float = 1e-3) -> Point | None:
         """The q after a natural step, the longest of 1, ½, ¼, ... at which the ELBO is not lower."""
+        # shortest: step by which the sites still move
         t, c = self._sites_after(projection, point), point.beta
         rho = 1.0
-        while rho > _SHORTEST:
+        while rho > shortest:
             trial = self._at(projection, point.t + rho * (t - point.t), point.c + rho * (c - point.c))
             if trial is not None and trial.value <= point.value:
                 return trial

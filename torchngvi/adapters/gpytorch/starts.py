@@ -38,37 +38,59 @@ from torchngvi.adapters.gpytorch.energies import Latents, conjugate, energy
 from torchngvi.adapters.gpytorch.model import evaluated, kernels
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
-_ROWS = 2048  # that are looked at; among 4M, if that is more, points are chosen
-_FAR = 10.0  # times as far from the mean as the prior says, or as near
-_NO_BETTER = 1e-3  # nats a row
-_ALONE = 0.5  # the correlation of a row with the nearest of M others; where it is smaller, the start tells little
-_DOUBLINGS = 30
+
+class StartSettings(NamedTuple):
+    """Where training and a second start begin, by `benchmarks/svgp_interactions.py`; and when points are few.
+
+    `benchmarks/svgp_neighbours.py --auto` shows what unexplained, noticed, doubling and exact lead to.
+    """
+
+    rows: int = 2048  # that are looked at; among 4M, if that is more, points are chosen
+    far: float = 10.0  # times as far from the mean as the prior says, or as near, of which a warning is given
+    no_better: float = 1e-3  # nats a row by which a fit has to be better than a constant function
+    alone: float = 0.5  # correlation of a row with the nearest of M others; where smaller, the start tells little
+    doublings: int = 30  # of length scales at most
+    groups: tuple[int, ...] = (32, 8, 4)  # that the values of an input make, alone, in a pair and in a triple
+    inputs: tuple[int, ...] = (10_000, 200, 30)  # at most, of which all, all pairs and all triples are looked at
+    size: int = 20  # rows a group of a single input, at least; with fewer than five groups nothing is found
+    entries: int = 2**22  # rows times combinations of inputs at most, but no fewer than a thousand rows
+    share: float = 0.1  # of the variance that the means over cells explain, beyond chance
+    deviations: float = 2.0  # of that share, above the largest that is expected by chance
+    short: float = 0.5  # standard deviations of an input that shows in the residuals
+    middle: float = 5.0  # of one that shows in the targets only
+    long: float = 20.0  # of the others
+    sines: tuple[int, float, float] = (1000, 1.5, 8.0)  # rows at most, least periods in the data, frequencies a period
+    degree: int = 10  # of a polynomial, than which a sine has to explain more, where another kernel is for the smooth
+    chance: tuple[float, float] = (4.0, 5.0)  # nats beyond chance of a sine, and of one beside its multiple
+    beside: tuple[float, ...] = (0.02, 2, 3, 4)  # share of the variance of such a sine, and which multiples there are
+    unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
+    noticed: float = 0.01  # share of such rows that is told
+    doubling: float = 0.01  # nats a row that twice as many inducing points have to bring, for inducing="auto"
+    inside: float = 0.1  # of an interval or a bound, from its end to where a search begins, which else stays there
+    exact: int = 1500  # rows at most on which the bound is compared with the exact log evidence
+
+
+STARTS = StartSettings()
 
 
 @torch.no_grad()
-def check_start(
-    model: ApproximateGP,
-    likelihood: Likelihood,
-    latents: Latents,
-    x: Tensor,  # (N, features)
-    y: Tensor,  # (N,), or (N, tasks)
-) -> None:
-    """Warn where targets with Gaussian noise are on another scale than the model begins with."""
+def check_start(model: ApproximateGP, likelihood: Likelihood, latents: Latents, x: Tensor, y: Tensor) -> None:
+    """Warn where targets (N,) or (N, tasks) with Gaussian noise are on another scale than the model begins with."""
     if not conjugate(likelihood) or (y.ndim == 1 and likelihood.noise.shape[-1] not in (1, len(y))):
         return  # the latter is refused elsewhere
-    y = y[:_ROWS].double()
+    y = y[: STARTS.rows].double()
     with evaluated():
-        values = model.forward(x[:_ROWS])
+        values = model.forward(x[: STARTS.rows])
         if latents.coupled:
             shape = (*latents.strategy._variational_distribution.batch_shape, len(y))
             values = latents.values(values.mean.expand(shape), values.variance.expand(shape))
             variance = likelihood(values).variance.double()
         else:
-            variance = values.variance.double() + likelihood.noise[..., :_ROWS].double()
+            variance = values.variance.double() + likelihood.noise[..., : STARTS.rows].double()
     ratios = ((y - values.mean.double()).square() / variance).mean(0).sqrt().reshape(-1)
     worst = int(ratios.log().abs().argmax())
     ratio, targets, task = float(ratios[worst]), y.reshape(len(y), -1)[:, worst], f" of task {worst}" * latents.coupled
-    if math.isfinite(ratio) and not 1 / _FAR <= ratio <= _FAR:
+    if math.isfinite(ratio) and not 1 / STARTS.far <= ratio <= STARTS.far:
         warnings.warn(
             f"the targets{task}, of mean {float(targets.mean()):.3g} and standard deviation "
             f"{float(targets.std(correction=0)):.3g}, are {ratio:.2g} times as far from the mean of the model as its "
@@ -79,14 +101,10 @@ def check_start(
         )
 
 
-def constant_function(
-    likelihood: Likelihood,
-    y: Tensor,  # (N,)
-    loss: float,
-) -> str:
+def constant_function(likelihood: Likelihood, y: Tensor, loss: float) -> str:
     """Say that a fit is no better than a constant function, with a warning, and what to do; "" where it is better."""
     constant = _of_a_constant(likelihood, y.double())
-    if not loss > constant - _NO_BETTER:
+    if not loss > constant - STARTS.no_better:
         return ""
     noise = " with noise" if conjugate(likelihood) else ""
     advice = (
@@ -107,21 +125,27 @@ def constant_function(
 
 @torch.no_grad()
 def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
-    """The negative log likelihood per datum of the best constants; infinite where targets are equal."""
+    """The negative log likelihood per datum of the best constants, one a task; infinite where targets are equal."""
     if bool((y == y[0]).all()):
         return math.inf
     if isinstance(likelihood, SoftmaxLikelihood):
         shares = torch.unique(y, return_counts=True)[1] / len(y)
         return -float(torch.special.xlogy(shares, shares).sum())
-    if y.ndim > 1:
-        each = (_of_a_constant(likelihood, of_task) for of_task in y.mT)
-        return _of_constants(likelihood, y) if conjugate(likelihood) else sum(each)
-    if conjugate(likelihood) and any(p.requires_grad for p in likelihood.parameters()):
-        noise = variance = float(y.var(correction=0))
-        bounds = getattr(getattr(likelihood, "noise_covar", None), "raw_noise_constraint", None)
-        if bounds is not None:
-            noise = min(max(noise, float(bounds.lower_bound.max())), float(bounds.upper_bound.min()))
-        return 0.5 * (math.log(2 * math.pi * noise) + variance / noise)
+    if y.ndim > 1 and not conjugate(likelihood):
+        return sum(_of_a_constant(likelihood, of_task) for of_task in y.mT)
+    learnt = [p.requires_grad for p in likelihood.parameters()]
+    if y.ndim > 1 and not all(learnt):
+        return math.inf
+    if conjugate(likelihood) and any(learnt):
+        own: Any = getattr(likelihood, "noise_covar", likelihood)
+        noise = variance = y.var(0, correction=0)
+        if not getattr(likelihood, "has_task_noise", True):
+            noise = variance.mean().expand_as(variance)
+        bounds = [getattr(own, f"raw_{name}_constraint", None) for name in ("noise", "task_noises")]
+        least = sum(float(bound.lower_bound.max()) for bound in bounds if bound is not None)
+        most = sum(float(bound.upper_bound.min()) for bound in bounds if bound is not None) or math.inf
+        noise = noise.clamp(least, most)
+        return float(0.5 * ((2 * math.pi * noise).log() + variance / noise).sum())
     nothing = torch.full_like(y, 2 * min_variance.value(y.dtype))  # the function itself is certain
 
     def at(value: float) -> float:
@@ -132,24 +156,9 @@ def _of_a_constant(likelihood: Likelihood, y: Tensor) -> float:
     return found.fun if math.isfinite(found.fun) else math.inf
 
 
-def _of_constants(likelihood: Any, y: Tensor) -> float:
-    """The same of a constant for each task, with the noise that is learnt; infinite where it is not."""
-    if not all(p.requires_grad for p in likelihood.parameters()):
-        return math.inf
-    variance = y.var(0, correction=0)
-    bounds = [getattr(likelihood, f"raw_{name}_constraint", None) for name in ("noise", "task_noises")]
-    least = sum(float(bound.lower_bound.max()) for bound in bounds if bound is not None)
-    noise = variance if likelihood.has_task_noise else variance.mean().expand_as(variance)
-    noise = noise.clamp_min(least)
-    return float(0.5 * ((2 * math.pi * noise).log() + variance / noise).sum())
-
-
 @torch.no_grad()
 @evaluated()
-def check_repeats(
-    model: ApproximateGP,
-    x: Tensor,  # (N, features)
-) -> None:
+def check_repeats(model: ApproximateGP, x: Tensor) -> None:
     """Check that ``forward`` gives the same when it is called again, as a line search has to assume."""
     Z = base_strategy(model).inducing_points
     rows = torch.cat([Z, x[:8].expand(*Z.shape[:-2], -1, -1)], -2)
@@ -165,10 +174,7 @@ def check_repeats(
 
 @torch.no_grad()
 @evaluated()
-def lengthen(
-    model: ApproximateGP,
-    x: Tensor,  # (N, features)
-) -> bool:
+def lengthen(model: ApproximateGP, x: Tensor) -> bool:
     """Double the length scales that are learnt, until the prior relates the median row to the nearest of M others."""
     scaled = [m for m in model.modules() if isinstance(m, Kernel) and m.has_lengthscale]
     scaled = [kernel for kernel in scaled if kernel.raw_lengthscale.requires_grad]
@@ -176,9 +182,9 @@ def lengthen(
         return False
     before = [kernel.raw_lengthscale.clone() for kernel in scaled]
     size = min(base_strategy(model).inducing_points.shape[-2], len(x) // 2)
-    rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + _ROWS // 4].to(x.device)]
-    for doublings in range(_DOUBLINGS):
-        if not _nearest(model, rows, size) < _ALONE:
+    rows = x[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[: size + STARTS.rows // 4].to(x.device)]
+    for doublings in range(STARTS.doublings):
+        if not _nearest(model, rows, size) < STARTS.alone:
             return doublings > 0
         longer = [2 * kernel.lengthscale for kernel in scaled]
         free = [kernel.raw_lengthscale_constraint.check(value) for kernel, value in zip(scaled, longer, strict=True)]
@@ -223,7 +229,7 @@ def _greedy(strategy: VariationalStrategy, x: Tensor, beside: bool) -> Tensor:
     """Choose a row for each inducing point, the least certain one after another, beside these or in their place."""
     size = strategy.inducing_points.shape[-2]
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).to(x.device)
-    candidates = x[order[: max(_ROWS, 4 * size)]]
+    candidates = x[order[: max(STARTS.rows, 4 * size)]]
     covariance = strategy.model.forward(candidates).covariance_matrix.double()
     if beside:
         rows = kernels(strategy, candidates).projection(torch.float64).rows
@@ -246,10 +252,7 @@ def double_inducing_points(strategy: VariationalStrategy, x: Tensor) -> None:
     strategy.variational_params_initialized.fill_(0)
 
 
-def pivots(
-    covariance: Tensor,  # (rows, rows)
-    size: int,
-) -> Tensor:
+def pivots(covariance: Tensor, size: int) -> Tensor:
     """The pivots of a Cholesky factorisation: each row has the largest variance given those before it."""
     variance = covariance.diagonal().clone()
     least = len(variance) * torch.finfo(variance.dtype).eps * variance.max()
@@ -266,63 +269,28 @@ def pivots(
     return torch.stack(chosen)
 
 
-class StartSettings(NamedTuple):
-    """Where a second start is looked for and begins, by `benchmarks/svgp_interactions.py`; and when points are few.
-
-    `benchmarks/svgp_neighbours.py --auto` shows what the last four lead to.
-    """
-
-    groups: tuple[int, ...] = (32, 8, 4)  # that the values of an input make, alone, in a pair and in a triple
-    inputs: tuple[int, ...] = (10_000, 200, 30)  # at most, of which all, all pairs and all triples are looked at
-    size: int = 20  # rows a group of a single input, at least; with fewer than five groups nothing is found
-    entries: int = 2**22  # rows times combinations of inputs at most, but no fewer than a thousand rows
-    share: float = 0.1  # of the variance that the means over cells explain, beyond chance
-    deviations: float = 2.0  # of that share, above the largest that is expected by chance
-    short: float = 0.5  # standard deviations of an input that shows in the residuals
-    middle: float = 5.0  # of one that shows in the targets only
-    long: float = 20.0  # of the others
-    sines: tuple[int, float, float] = (1000, 1.5, 8.0)  # rows at most, least periods in the data, frequencies a period
-    degree: int = (
-        10  # of a polynomial, than which a sine has to explain more, where another kernel is for what is smooth
-    )
-    chance: tuple[float, float] = (4.0, 5.0)  # nats beyond chance of a sine, and of one beside its multiple
-    beside: tuple[float, ...] = (0.02, 2, 3, 4)  # share of the variance of such a sine, and which multiples there are
-    unexplained: float = 10.0  # times the noise that a row varies, given the inducing values, which do not explain it
-    noticed: float = 0.01  # share of such rows that is told
-    doubling: float = 0.01  # nats a row that twice as many inducing points have to bring, for inducing="auto"
-    inside: float = 0.1  # of an interval or a bound, from its end to where a search begins, which else stays there
-    exact: int = 1500  # rows at most on which the bound is compared with the exact log evidence
-
-
-_SETTINGS = StartSettings()
-
-
 @torch.no_grad()
-def telling(
-    scores: Tensor,  # (N,)
-    x: Tensor,  # (N, features)
-    settings: StartSettings = _SETTINGS,
-) -> Tensor:
-    """Which inputs still tell something about the scores, each for itself, in pairs or in triples."""
+def telling(scores: Tensor, x: Tensor) -> Tensor:
+    """Which inputs (N, features) still tell something about scores (N,), each for itself, in pairs or in triples."""
     found = x.new_zeros(x.shape[-1], dtype=torch.bool)
-    if len(x) // settings.size < 5:
+    if len(x) // STARTS.size < 5:
         return found
     left, largest = scores.double() - scores.double().mean(), x.new_zeros(x.shape[-1], dtype=torch.float64)
     total, columns = left.square().mean(), x.mT.contiguous()
     ranks = torch.searchsorted(columns.sort().values, columns).mT  # equal values have one
-    for order, (groups, most) in enumerate(zip(settings.groups, settings.inputs, strict=True), 1):
-        groups = min(groups, len(x) // settings.size)
+    for order, (groups, most) in enumerate(zip(STARTS.groups, STARTS.inputs, strict=True), 1):
+        groups = min(groups, len(x) // STARTS.size)
         sets = torch.combinations(largest.argsort(descending=True, stable=True)[:most].sort().values, order)
         if not len(sets):
             break
         codes, largest = ranks * groups // len(x), torch.full_like(largest, -math.inf)
-        part = slice(None, None, math.ceil(len(x) / max(1000, settings.entries // len(sets))))
-        chance = math.sqrt(2 * math.log(len(sets))) + settings.deviations
+        part = slice(None, None, math.ceil(len(x) / max(1000, STARTS.entries // len(sets))))
+        chance = math.sqrt(2 * math.log(len(sets))) + STARTS.deviations
         for _ in range(len(found)):  # what is found is taken out, and the rest is looked at again
             shares, deviations = _shares(left[part], codes[part], sets, groups, total)
             for column in sets.mT:
                 largest.scatter_reduce_(0, column, shares, "amax")
-            excess = shares - (chance * deviations).clamp_min(settings.share)
+            excess = shares - (chance * deviations).clamp_min(STARTS.share)
             best = sets[excess.argmax()]
             if not excess.max() > 0:
                 break
@@ -353,15 +321,9 @@ def _shares(left: Tensor, codes: Tensor, sets: Tensor, groups: int, total: Tenso
 
 @torch.no_grad()
 @evaluated()
-def shorten(
-    model: ApproximateGP,
-    x: Tensor,  # (N, features)
-    told: Tensor,  # (features,)
-    seen: Tensor,  # (features,)
-    settings: StartSettings = _SETTINGS,
-) -> bool:
+def shorten(model: ApproximateGP, x: Tensor, told: Tensor, seen: Tensor) -> bool:
     """Make learnt length scales short in inputs that are told, longer in those that are seen, long in the others."""
-    lengths = torch.where(told, settings.short, torch.where(seen, settings.middle, settings.long)) * x.std(0)
+    lengths = torch.where(told, STARTS.short, torch.where(seen, STARTS.middle, STARTS.long)) * x.std(0)
     changed = False
     for kernel in model.modules():
         # the length scale of a periodic kernel is no distance between inputs
@@ -409,19 +371,17 @@ def begin_periods(model: ApproximateGP, x: Tensor, y: Tensor, value: Callable[[]
             kernel.raw_period_length.copy_(raw)
 
 
-def period_of(
-    x: Tensor, y: Tensor, feature: int, smooth: bool = True, settings: StartSettings = _SETTINGS
-) -> tuple[float, float]:
+def period_of(x: Tensor, y: Tensor, feature: int, smooth: bool = True) -> tuple[float, float]:
     """The period of the sine that explains most beside the other inputs, with its share; infinite where none does.
 
     A multiple of the frequency may explain more than the frequency itself, which explains something beside it then.
     Where the function may be ``smooth`` in that input, a sine of which a polynomial explains as much is no period.
     """
-    most, least, density = settings.sines
+    most, least, density = STARTS.sines
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
     x, left = x[some].double(), y[some].double().reshape(len(some), -1).mean(-1)
     rows, t = len(x), x[:, feature] - x[:, feature].mean()
-    reach, groups = t.max() - t.min(), min(settings.groups[0], rows // settings.size)
+    reach, groups = t.max() - t.min(), min(STARTS.groups[0], rows // STARTS.size)
     if groups < 5 or not reach > 0:
         return math.inf, 0.0
     for other in range(x.shape[-1]):
@@ -444,20 +404,20 @@ def period_of(
 
     grid = torch.arange(least, rows / 4, 1 / density, device=x.device) / reach
     share = shares(grid, left)
-    if not share.max() > (math.log(len(grid)) + math.log(x.shape[-1]) + settings.chance[0]) * 2 / rows:
+    if not share.max() > (math.log(len(grid)) + math.log(x.shape[-1]) + STARTS.chance[0]) * 2 / rows:
         return math.inf, 0.0
     fine = grid[share.argmax()] + torch.linspace(-1, 1, 129).to(t) / (density * reach)
     best = fine[shares(fine, left).argmax()]
     wave = waves(best[None])[..., 0].mT
     rest = left - wave @ torch.linalg.lstsq(wave, left).solution
     if smooth:
-        basis = torch.linalg.qr((t / reach)[:, None] ** torch.arange(settings.degree + 1, device=x.device)).Q
+        basis = torch.linalg.qr((t / reach)[:, None] ** torch.arange(STARTS.degree + 1, device=x.device)).Q
         gain = ((left - basis @ (left @ basis)).square().sum() / rest.square().sum()).log() * rows / 2
-        if not gain > settings.chance[0]:
+        if not gain > STARTS.chance[0]:
             return math.inf, 0.0
     left = rest
-    smallest, *multiples = settings.beside
+    smallest, *multiples = STARTS.beside
     below = shares(best / torch.tensor(multiples).to(t), left).tolist()
-    least_share = max(smallest, (math.log(len(multiples)) + settings.chance[1]) / rows)
+    least_share = max(smallest, (math.log(len(multiples)) + STARTS.chance[1]) / rows)
     told = (k for k, part in zip(multiples, below, strict=True) if part > least_share and k <= best * reach)
     return float(next(told, 1) / best), float(share.max())

@@ -30,7 +30,7 @@ from torch.nn.functional import softplus
 
 from torchngvi.adapters.gpytorch.distribution import base_strategy
 from torchngvi.adapters.gpytorch.energies import check_labels, conjugate, latents_of, log_concave
-from torchngvi.adapters.gpytorch.engines import Epochs, Rounds, check_optimizer, of_run
+from torchngvi.adapters.gpytorch.engines import Epochs, Rounds, Training, check_optimizer, of_run
 from torchngvi.adapters.gpytorch.model import (
     Batch,
     all_rows,
@@ -46,7 +46,7 @@ from torchngvi.adapters.gpytorch.model import (
 )
 from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO, SparseGP
 from torchngvi.adapters.gpytorch.starts import (
-    StartSettings,
+    STARTS,
     check_start,
     choose_inducing_points,
     constant_function,
@@ -66,11 +66,20 @@ from torchngvi.numerics.arrays import ENTRIES_KEPT
 from torchngvi.posteriors import NaturalGaussian
 from torchngvi.posteriors.gaussian import Gaussian
 
-_AT_THE_PRIOR = 1.0  # nats from the prior within which q has seen no data
-_FIRST = 8  # the first search is on a part of the rows of one in so many
-_ROWS = 4096  # for which the kernel is evaluated at once, or 4M if that is more
-_REMEMBERED = 16  # rows of a call by which a later one sees whether these are given again; in all 16 times as many
 _INTERRUPTED = "because it was interrupted"
+
+
+@dataclass(frozen=True)
+class RefineSettings:
+    """How `refine_svgp` searches the best q and knows rows again; of the first version, no benchmark chose them."""
+
+    prior: float = 1.0  # nats from the prior within which q has seen no data
+    first: int = 8  # the first search is on a part of the rows of one in so many
+    rows: int = 4096  # for which the kernel is evaluated at once, or 4M if that is more
+    remembered: int = 16  # rows of a call by which a later one sees whether these are given again; at most its square
+
+
+_REFINING = RefineSettings()
 
 
 @dataclass(frozen=True)
@@ -224,7 +233,7 @@ def train_svgp(
         if trained.losses and grows:
             size = latents.strategy.inducing_points.shape[-2]
             trained = replace(trained, inducing=size, doubling=doubling, gap=engine.gap())
-            if doubling >= StartSettings().doubling:
+            if doubling >= STARTS.doubling:
                 still = f"{doubling:.2g} nats a row with the last doubling of the inducing points."
                 trained = _remarked(trained, f"the bound still rose by {still}")
         if trained.losses and (remark := engine.remark()):
@@ -337,7 +346,7 @@ def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManag
     bounded = [(p, b) for p, b in of_all if not b.enforced and p.requires_grad and alone[id(p)] == alone[id(b)] == 1]
     bounded = [(p, b) for p, b in bounded if bool((b.lower_bound > -math.inf).all() | (b.upper_bound < math.inf).all())]
     given = [(p.data.clone(), b._transform, b._inv_transform) for p, b in bounded]
-    inside, begun = StartSettings().inside, list[Tensor]()
+    inside, begun = STARTS.inside, list[Tensor]()
 
     def enforce() -> None:
         for _, bound in bounded:
@@ -400,7 +409,7 @@ def _grown(model: ApproximateGP, likelihood: Likelihood, data: Any, most: int) -
             losses += engine.losses
         size = base_strategy(model).inducing_points.shape[-2]
         gain = losses[-2] - losses[-1] if len(losses) > 1 else math.nan
-        if len(losses) == most or gain < StartSettings().doubling or 4 * size > count(x) or not engine.allows(2 * size):
+        if len(losses) == most or gain < STARTS.doubling or 4 * size > count(x) or not engine.allows(2 * size):
             break
         double_inducing_points(strategy, x)
     with torch.no_grad():  # learnt with fewer points, they would be a worse start
@@ -419,7 +428,7 @@ def _untrained(unit: str) -> TrainingResult:
 
 
 def _trained(
-    engine: Epochs | Rounds,
+    engine: Training,
     stop: Criterion,
     callbacks: tuple[Callable[[int, float], Any], ...],
     returned: Callable[[], AbstractContextManager[None]],
@@ -433,7 +442,7 @@ def _trained(
             answers = [callback(record.gradients - 1, record.loss) for callback in callbacks]
         return any(answers)
 
-    with restored_dtype(engine.gaussian):
+    with restored_dtype(engine.q):
         loop = Loop(
             engine,
             stop,
@@ -447,7 +456,7 @@ def _trained(
         told_by_all = {part.name: getattr(result, part.name) for part in fields(FitResult)}
         interrupted, unit = result.reason.startswith(_INTERRUPTED), f"{engine.unit_of_a_record}s"
         told_by_all["reason"] = re.sub("^because", "training ended because", result.reason)
-        return TrainingResult(**told_by_all, rejections=engine.rejections, interrupted=interrupted, unit=unit)
+        return TrainingResult(**told_by_all, rejections=engine.natural_steps()[1], interrupted=interrupted, unit=unit)
 
 
 def _checked(callbacks: Iterable[Callable[[int, float], Any]]) -> tuple[Callable[[int, float], Any], ...]:
@@ -558,9 +567,9 @@ def forget_rows(model: ApproximateGP, x: Tensor | None = None) -> None:
 def remember_rows(model: ApproximateGP, parts: list[Tensor]) -> None:
     """Keep some of the rows for which q was found, beside those that are kept already."""
     total = sum(len(x) for x in parts)
-    some = torch.cat([x[:: -(-total // _REMEMBERED)] for x in parts]).clone()
+    some = torch.cat([x[:: -(-total // _REFINING.remembered)] for x in parts]).clone()
     kept = torch.cat([_fitted[model].to(some), some]) if model in _fitted else some
-    _fitted[model] = kept[:: 1 + len(kept) // _REMEMBERED**2]
+    _fitted[model] = kept[:: 1 + len(kept) // _REFINING.remembered**2]
 
 
 def _are_among(rows: Tensor, parts: list[Tensor]) -> list[bool]:
@@ -610,7 +619,7 @@ def _pieces(batches: Iterable[Batch], target: SparseGP) -> list[Batch]:
     row = row_dimension(given[0][1], target.latents)
     x, y = torch.cat([x for x, _ in given], -2), torch.cat([y for _, y in given], row)
     order = torch.randperm(x.shape[-2], generator=torch.Generator().manual_seed(0)).to(x.device)
-    size = max(_ROWS, 4 * target.posterior.dim)
+    size = max(_REFINING.rows, 4 * target.posterior.dim)
     return [(x.index_select(-2, part), y.index_select(row, part)) for part in order.split(size)]
 
 
@@ -625,7 +634,7 @@ def _search(target: SparseGP) -> None:
         return
     searches = [(most, 1e-15 if target.coupled else 1e-10)]
     if not (target.coupled or conjugate(target.likelihood)):  # from a part of the rows q is near
-        searches = [(-(-most // _FIRST), 1e-3), *searches]
+        searches = [(-(-most // _REFINING.first), 1e-3), *searches]
     for size, tolerance in searches:
         part = x.narrow(-2, 0, size), y.narrow(row, 0, size)
         bound = ProfiledELBO(target.model, target.likelihood, part, rows, tolerance)
@@ -635,4 +644,5 @@ def _search(target: SparseGP) -> None:
 
 
 def _at_the_prior(q: Gaussian) -> bool:
-    return bool((q.kl(NaturalGaussian(q.dim, q.batch_shape, dtype=q.dtype, device=q.device)) < _AT_THE_PRIOR).all())
+    prior = NaturalGaussian(q.dim, q.batch_shape, dtype=q.dtype, device=q.device)
+    return bool((q.kl(prior) < _REFINING.prior).all())
