@@ -22,10 +22,9 @@ _MERGED: dict[str, str] = {
     "adapters.gpytorch.sparse_gp": "profile",
     "adapters.gpytorch.starts": "inducing scales second_start",
     "adapters.gpytorch.training": "refinement results",
-    "adapters.pyro.batching": "enumeration",
-    "adapters.pyro.distribution": "owned",
-    "adapters.pyro.fitting": "held location_scale passes",
-    "adapters.pyro.guide": "losses store",
+    "adapters.pyro.density": "batching enumeration",
+    "adapters.pyro.fitting": "centring held location_scale passes",
+    "adapters.pyro.guide": "distribution losses owned store",
     "adapters.pyro.layout": "missing names sites starting",
     "adapters.pyro.local_guide": "local_bound local_density local_elbo local_layout local_passes local_sites "
     "local_steps",

@@ -14,7 +14,7 @@ pyro = pytest.importorskip("pyro", reason="needs Pyro: pip install 'torchngvi[py
 import pyro.distributions as dist  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, fit_guide, log_joint, structure  # noqa: E402
-from torchngvi.adapters.pyro.batching import draws_at_once  # noqa: E402
+from torchngvi.adapters.pyro.density import draws_at_once  # noqa: E402
 from torchngvi.adapters.pyro.structure import KeptCall  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")

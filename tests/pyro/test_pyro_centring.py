@@ -14,8 +14,7 @@ import pyro.distributions as dist  # noqa: E402
 from pyro.infer.reparam import LocScaleReparam  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, Centred, centred, fit_guide, log_joint  # noqa: E402
-from torchngvi.adapters.pyro.centring import _by_curvature  # noqa: E402
-from torchngvi.adapters.pyro.fitting import location_scale  # noqa: E402
+from torchngvi.adapters.pyro.fitting import _by_curvature, location_scale  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("pyro_in_float64")
 QUIET = {"progress": False, "examine": False}

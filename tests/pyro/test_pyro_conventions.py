@@ -21,7 +21,7 @@ from pyro.infer.autoguide import AutoGuideList  # noqa: E402
 from torch.distributions import kl_divergence  # noqa: E402
 
 from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide  # noqa: E402
-from torchngvi.adapters.pyro.distribution import LatentGaussian  # noqa: E402
+from torchngvi.adapters.pyro.guide import LatentGaussian  # noqa: E402
 from torchngvi.ifvb import IFVB  # noqa: E402
 from torchngvi.posteriors.flat import AffineCoupling, Beta, FlatCholesky, ModuleFlow  # noqa: E402
 from torchngvi.rules import LocalExponential, NaturalGradient, Retraction  # noqa: E402

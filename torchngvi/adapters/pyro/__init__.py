@@ -26,11 +26,9 @@ True
 from torchngvi.messages import needing
 
 with needing("torchngvi.adapters.pyro", "pyro"):
-    from torchngvi.adapters.pyro.centring import Centred, centred
     from torchngvi.adapters.pyro.density import ModelLogJoint, log_joint
-    from torchngvi.adapters.pyro.distribution import LatentGaussian
-    from torchngvi.adapters.pyro.fitting import fit_guide
-    from torchngvi.adapters.pyro.guide import AutoGaussian
+    from torchngvi.adapters.pyro.fitting import Centred, centred, fit_guide
+    from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian
     from torchngvi.adapters.pyro.local_guide import AutoLocalGaussian
     from torchngvi.adapters.pyro.marginal import AutoMarginal
     from torchngvi.adapters.pyro.product import AutoProduct

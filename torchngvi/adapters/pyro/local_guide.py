@@ -36,8 +36,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from torchngvi.adapters.pyro.batching import best_way, points_about
-from torchngvi.adapters.pyro.density import validate
+from torchngvi.adapters.pyro.density import best_way, points_about, validate
 from torchngvi.adapters.pyro.layout import (
     Call,
     Conditioned,

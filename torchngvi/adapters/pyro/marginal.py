@@ -26,8 +26,7 @@ from pyro.poutine.runtime import _DIM_ALLOCATOR
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.distribution import LatentGaussian
-from torchngvi.adapters.pyro.guide import AutoGaussian, refuse_loss
+from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian, refuse_loss
 from torchngvi.adapters.pyro.layout import Layout, coordinate_names
 from torchngvi.adapters.pyro.structure import latent_field
 from torchngvi.arguments import read_flag, read_shares, read_size

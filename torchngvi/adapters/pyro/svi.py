@@ -30,9 +30,8 @@ from pyro.optim import PyroOptim
 from torch import Tensor
 
 from torchngvi.adapters.pyro.density import ModelLogJoint
-from torchngvi.adapters.pyro.distribution import LatentGaussian, safe_rule
 from torchngvi.adapters.pyro.fitting import check_guide, parameters_of, spread, without_jacobian
-from torchngvi.adapters.pyro.guide import AutoGaussian, stored_parameters
+from torchngvi.adapters.pyro.guide import AutoGaussian, LatentGaussian, safe_rule, stored_parameters
 from torchngvi.adapters.pyro.layout import listed, random_sites
 from torchngvi.arguments import is_size, read_callable
 from torchngvi.distributed import processes_of
