@@ -5,6 +5,7 @@ import io
 import math
 import pickle
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -55,10 +56,10 @@ from torchngvi.adapters.pyro import (  # noqa: E402
     AutoGaussian,
     LatentGaussian,
     NaturalSVI,
-    batching,  # noqa: E402
     fit_guide,
     log_joint,
 )
+from torchngvi.adapters.pyro import density as ways  # noqa: E402
 
 QUIET = {"progress": False}
 pytestmark = [
@@ -301,7 +302,8 @@ def test_parameters_get_the_same_gradient_in_each_way():
     density = log_joint(with_noise, LARGE)
     theta, gradients = torch.randn(4, density.dim), []
     (leaf,) = pyro.get_param_store()._params.values()
-    for way in (batching.by_broadcasting, batching.by_vmap, batching.by_loop, batching.by_vmap_in_place):
+    in_place = partial(ways.by_vmap, within=ways._ForEachDraw)
+    for way in (ways.by_broadcasting, ways.by_vmap, ways.by_loop, in_place):
         gradients.append(torch.autograd.grad(way(density, theta).sum(), leaf)[0])
     close(gradients[0], gradients[2], IDENTITY)
     close(gradients[1], gradients[2], IDENTITY)

@@ -55,11 +55,7 @@ _BY_QUADRATURE = {kind.expected_log_prob for kind in (PoissonLikelihood, Bernoul
 _CONVEX = {kind.forward for kind in (BernoulliLikelihood, PoissonLikelihood, LaplaceLikelihood)}  # -log p(y | f) in f
 
 
-def energy(
-    likelihood: Likelihood,
-    y: Tensor,
-    values: MultivariateNormal,
-) -> Tensor:
+def energy(likelihood: Likelihood, y: Tensor, values: MultivariateNormal) -> Tensor:
     """F_n = -E[log p(y_n | f_n)] of each datum, by the likelihood's own formula or over nodes that stay the same."""
     if isinstance(likelihood, FixedNoiseGaussianLikelihood) and likelihood.noise.shape[-1] != values.mean.shape[-1]:
         raise InputError(
@@ -166,12 +162,8 @@ def _softmax_energy(likelihood: Any, y: Tensor, values: MultivariateNormal) -> T
     return _logits(likelihood, _at_nodes(values, sizes=())[0]).logsumexp(-1).mean(0) - own
 
 
-def expected_logsumexp(
-    mean: Tensor,  # (B, T)
-    variance: Tensor,  # (B, T)
-    count: int = 64,
-) -> Tensor:
-    """E log Σ exp f of independent values, by log S = ∫ exp(-e^u) - exp(-S e^u) du, a product over values within."""
+def expected_logsumexp(mean: Tensor, variance: Tensor, count: int = 64) -> Tensor:
+    """E log Σ exp f of independent values (B, T), by log S = ∫ exp(-e^u) - exp(-S e^u) du, within it a product."""
     z, weights = nodes(1, mean.dtype, mean.device)
     largest, width = mean.amax(-1), 6 * variance.amax(-1).sqrt()
     f = (mean - largest[:, None])[..., None] + variance.sqrt()[..., None] * z[:, 0]
@@ -300,44 +292,43 @@ _STANDARD = (VariationalStrategy, LargeBatchVariationalStrategy)
 class Latents:
     """How the latent functions of a model make the values of its likelihood; see `latents_of`."""
 
-    mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
-    longest = 1.0  # natural step of all functions at once by which a quadratic energy never rises
-    separable = True  # the energy of a datum is a sum over the functions, for the likelihood at hand
-    each = False  # that likelihood takes a target for each of several values of a datum
-    one_noise = False  # its Gaussian noise is that of one value a datum, where there are several
-    labels = False  # that likelihood takes one label a datum, of several values
-    correlated = False  # the noise of that likelihood is, so that covariances of the values of a datum count
-
-    def __init__(self, strategy: VariationalStrategy, outer: Any) -> None:
-        self.strategy, self.count = strategy, 1  # values a datum
-        self.coupled = outer is not strategy  # the energy of a datum is no sum over the batch members of q
-        if not self.coupled:
-            return
+    def __init__(self, strategy: VariationalStrategy, outer: Any, likelihood: Likelihood) -> None:
         shape = strategy._variational_distribution.batch_shape
         mixed = isinstance(outer, LMCVariationalStrategy)
-        if len(shape) != 1 or (outer.latent_dim if mixed else outer.task_dim) != -1:
+        self.strategy = strategy
+        self.coupled = outer is not strategy  # the energy of a datum is no sum over the batch members of q
+        if self.coupled and (len(shape) != 1 or (outer.latent_dim if mixed else outer.task_dim) != -1):
             raise PairError(
                 f"steps from the derivatives of each datum take one batch dimension, that of the tasks or latent "
                 f"functions; got batch shape {tuple(shape)}. Use loss.backward() with natural_optimizer(mll)."
             )
-        self.count = shape[0]
+        self.count = shape[0] if self.coupled else 1  # values a datum
+        self.mixing: Tensor | None = None  # w, (L, T), where values are mixtures of the functions
+        # natural step of all functions at once by which a quadratic energy never rises: functions that explain the same
+        # data overshoot together, since each steps by its own curvature, and a positive definite matrix of L blocks a
+        # side is at most L times its diagonal blocks
+        self.longest = 1.0
         if mixed:
-            # functions that explain the same data overshoot together, since each steps by its own curvature: a
-            # positive definite matrix of L blocks a side is at most L times its diagonal blocks
             self.longest = 1.0 / shape[0]
             self.mixing, self.jitter, self.count = outer.lmc_coefficients, outer.jitter_val, outer.num_tasks
+        # the energy of a datum is a sum over the functions
+        self.separable = not self.coupled or (self.mixing is None and conjugate(likelihood))
+        # there is a target for each of several values of a datum
+        self.each = self.coupled and of_one_value(likelihood)
+        # the Gaussian noise is that of one value a datum, where there are several
+        self.one_noise = self.coupled and conjugate(likelihood) and not hasattr(likelihood, "num_tasks")
+        self.labels = isinstance(likelihood, SoftmaxLikelihood)  # there is one label a datum, of several values
+        self.correlated = correlated(likelihood)  # covariances of the values of a datum count
+        if self.correlated and self.separable:
+            self.separable, self.longest = False, 1.0 / self.count
 
     @property
     def by_value(self) -> bool:
         """Whether targets tell the best constant functions: those of one function, a target for each, or labels."""
         return self.each or self.labels or not (self.coupled or self.strategy._variational_distribution.batch_shape)
 
-    def values(
-        self,
-        mean: Tensor,  # (*batch, B)
-        variance: Tensor,  # (*batch, B)
-    ) -> MultivariateNormal:
-        """The marginals of the values that the likelihood sees, from e and v of the latent functions at the data."""
+    def values(self, mean: Tensor, variance: Tensor) -> MultivariateNormal:
+        """The marginals of the values that the likelihood sees, from e and v (*batch, B) of the latent functions."""
         if not self.coupled:
             return MultivariateNormal(mean, DiagLinearOperator(variance))
         if self.mixing is None:
@@ -353,11 +344,8 @@ class Latents:
         """The parameters of the map from latent functions to values; none, unless the functions are mixed."""
         return [] if self.mixing is None else [self.mixing]
 
-    def shared(
-        self,
-        energy: Tensor,  # (*batch, B), or (B,) of several functions
-    ) -> Tensor:
-        """The energy of the data for each batch member of q; several functions share it in equal parts."""
+    def shared(self, energy: Tensor) -> Tensor:
+        """The energy of the data for each batch member of q; several functions share that of (B,) in equal parts."""
         if not self.coupled:
             return energy.sum(-1)
         (functions,) = self.strategy._variational_distribution.batch_shape
@@ -437,7 +425,7 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             f"{', whose mean has inducing points of its own, without a covariance' if own else ''}. "
             "Use loss.backward() with natural_optimizer(mll)."
         )
-    latents = Latents(strategy, outer)
+    latents = Latents(strategy, outer, likelihood)
     wanted = getattr(likelihood, "num_features", getattr(likelihood, "num_tasks", latents.count))
     alone = wanted == latents.count and isinstance(likelihood, SoftmaxLikelihood) and not latents.coupled
     apart = " in a dimension of their own" if alone else ""
@@ -447,13 +435,6 @@ def latents_of(model: ApproximateGP, likelihood: Likelihood) -> Latents:
             f"{latents.count}. Wrap the VariationalStrategy, of as many functions, in an "
             "IndependentMultitaskVariationalStrategy or an LMCVariationalStrategy."
         )
-    latents.one_noise = latents.coupled and conjugate(likelihood) and not hasattr(likelihood, "num_tasks")
-    latents.separable = not latents.coupled or (latents.mixing is None and conjugate(likelihood))
-    latents.each = latents.coupled and of_one_value(likelihood)
-    latents.labels = isinstance(likelihood, SoftmaxLikelihood)
-    latents.correlated = correlated(likelihood)
-    if latents.correlated and latents.separable:
-        latents.separable, latents.longest = False, 1.0 / latents.count
     if not bool(strategy.variational_params_initialized):
         q.initialize_variational_distribution(strategy.prior_distribution)
         strategy.variational_params_initialized.fill_(1)

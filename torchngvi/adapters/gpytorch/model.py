@@ -48,10 +48,8 @@ _OF_ONE_TASK = (
 Batch = tuple[Tensor, Tensor]  # x (*batch, B, features), y (*batch, B), or (B, tasks)
 
 
-def count(
-    x: Tensor,  # (*batch, B, features), or (B,)
-) -> int:
-    """The number of rows B of a batch of inputs."""
+def count(x: Tensor) -> int:
+    """The number of rows B of a batch of inputs, (*batch, B, features) or (B,)."""
     return x.shape[-1 if x.ndim == 1 else -2]
 
 
@@ -65,10 +63,7 @@ def check_num_data(num_data: float, rows: int) -> None:
         )
 
 
-def row_dimension(
-    y: Tensor,
-    latents: Latents,
-) -> int:
+def row_dimension(y: Tensor, latents: Latents) -> int:
     """The dimension of the targets that runs over the rows."""
     return -2 if latents.coupled and y.ndim > 1 else -1
 
@@ -284,12 +279,8 @@ def _is_dense(error: BaseException) -> bool:
 
 
 @evaluated()
-def kernels(
-    strategy: VariationalStrategy,
-    x: Tensor,  # (*batch, B, features)
-    factor: Tensor | None = None,  # (*batch, M, M)
-) -> Kernels:
-    """Evaluate mean and kernel of the model for a batch beside the inducing points."""
+def kernels(strategy: VariationalStrategy, x: Tensor, factor: Tensor | None = None) -> Kernels:
+    """Evaluate mean and kernel for a batch (*batch, B, features) and the inducing points, whose L may be known."""
     Z = strategy.inducing_points
     if x.ndim == 1:
         x = x[:, None]

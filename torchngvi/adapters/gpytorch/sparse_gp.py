@@ -242,8 +242,11 @@ class SparseGP(TractableTarget):
                 if torch.is_grad_enabled():
                     first = alpha * (mean - mean.detach()) + 0.5 * beta * (variance - variance.detach())
                     value = value + first.sum(-1)
-                sites = Sites(projection.rows, projected.detach(), alpha, beta, own, frame.mean.detach())
-                part = self._summand(sites, prior_at_batch, frame, slack)
+                part = sites = Sites(projection.rows, projected.detach(), alpha, beta, own, frame.mean.detach())
+                if prior_at_batch is not None:  # the gradient of hyper-parameters, from the same H
+                    data = sites._replace(prior=None).raw()
+                    self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, data.H, frame, slack)))
+                    part = data.with_prior(own, sites.mean)
             total = part if total is None else _added(total, part)  # no list, which would hold the rows of all
         if total is None:
             raise InputError(
@@ -260,15 +263,6 @@ class SparseGP(TractableTarget):
             and frame.mean.dtype == torch.float64  # in float32 the trace cancels
             and projection.rows.shape[-2] >= 2 * projection.rows.shape[-1]
         )
-
-    def _summand(self, sites: Sites, prior_at_batch: Kernels | None, frame: Frame, slack: Tensor | None) -> Raw | Sites:
-        """The derivative of a batch; where hyper-parameters learn, theirs is prepared from the same H."""
-        if prior_at_batch is None:
-            return sites
-        assert sites.prior is not None
-        data = sites._replace(prior=None).raw()
-        self._pulls.append((prior_at_batch, prior_at_batch.pulled(sites, data.H, frame, slack)))
-        return data.with_prior(sites.prior, sites.mean)
 
     def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """The sites of the data in v at q, which may move between two pieces.

@@ -20,6 +20,7 @@ import functools
 import math
 import string
 import warnings
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -62,6 +63,30 @@ from torchngvi.interfaces import Posterior, Target
 
 Batched = Callable[[Tensor], Tensor]  # (S, D) -> (S,)
 
+
+class Runs(ABC):
+    """A log joint by runs of a model at given values of its latents: what the ways of many draws ask of it."""
+
+    layout: Layout
+    nesting: int  # dimensions of the plates
+    enumerates: bool
+
+    @abstractmethod
+    def scored(self, values: Values) -> list[Tensor]:
+        """The log probabilities of a run of the model at these values, without enumerated sites."""
+
+    def trace(self, values: Values, plate: pyro.plate | None = None) -> Trace:
+        """The run as a trace, with log probabilities at its sites, where sites are enumerated."""
+        raise NotImplementedError
+
+    def one(self, theta: Tensor) -> Tensor:
+        """The log joint of one θ, (D,) -> ()."""
+        values, log_jacobian = self.layout.constrained(theta)
+        if self.enumerates:
+            return log_jacobian + Factors.of(self.trace(values)).sum_out(frozenset())
+        return log_jacobian + sum(log_prob.sum() for log_prob in self.scored(values))
+
+
 _PLATE = "_torchngvi_draws"
 _MAKERS = ("zeros", "empty", "ones", "full", "clone")  # of tensors that a model may write into
 
@@ -92,7 +117,7 @@ def draws_at_once(largest: int, like: Tensor, most: int, cached: int = 2**21, fe
     return min(max(cached // (largest * like.element_size()), fewest), most)
 
 
-def by_broadcasting(runs: Any, theta: Tensor) -> Tensor:
+def by_broadcasting(runs: Runs, theta: Tensor) -> Tensor:
     """All draws in one run, the dimension of draws on the left of those of the plates."""
     if runs.enumerates:
         return _by_plate(runs, theta)
@@ -106,7 +131,7 @@ def by_broadcasting(runs: Any, theta: Tensor) -> Tensor:
     return torch.cat(terms, -1).sum(-1)
 
 
-def _by_plate(runs: Any, theta: Tensor) -> Tensor:
+def _by_plate(runs: Runs, theta: Tensor) -> Tensor:
     """The same in an outermost plate, which Pyro's contraction of enumerated sites asks for."""
     count = len(theta)
     if count == 1:  # the packing of factors drops dimensions of size one
@@ -118,7 +143,7 @@ def _by_plate(runs: Any, theta: Tensor) -> Tensor:
     return log_jacobian + Factors.of(trace).sum_out(frozenset(trace.plate_to_symbol[_PLATE]))
 
 
-def by_vmap(runs: Any, theta: Tensor, within: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext) -> Tensor:
+def by_vmap(runs: Runs, theta: Tensor, within: Callable[[Tensor], AbstractContextManager[Any]] = nullcontext) -> Tensor:
     """One θ at a time under `torch.func.vmap`, each ``within`` a context of its own."""
     seen: list[Factors] = []
 
@@ -139,12 +164,7 @@ def by_vmap(runs: Any, theta: Tensor, within: Callable[[Tensor], AbstractContext
     return log_jacobian + seen[-1].for_all_draws(log_probs)
 
 
-def by_vmap_in_place(runs: Any, theta: Tensor) -> Tensor:
-    """The same for models that write into tensors which they make, such as OrderedLogistic and loops over time."""
-    return by_vmap(runs, theta, _ForEachDraw)
-
-
-def by_loop(runs: Any, theta: Tensor) -> Tensor:
+def by_loop(runs: Runs, theta: Tensor) -> Tensor:
     """One θ after another."""
     return torch.stack([runs.one(each) for each in theta.unbind()])
 
@@ -169,7 +189,7 @@ def points_about(theta: Tensor, generator: torch.Generator, count: int = 3, spre
     return theta + spread * torch.randn(count, len(theta), generator=generator, dtype=torch.float64).to(theta)
 
 
-def best_way(runs: Any, points: Tensor) -> tuple[str, Batched]:
+def best_way(runs: Runs, points: Tensor) -> tuple[str, Batched]:
     """The first way that agrees with the loop, in value and gradient, at `points_about` a start."""
     reasons: list[str] = []
     loop = functools.partial(by_loop, runs)
@@ -184,7 +204,9 @@ def best_way(runs: Any, points: Tensor) -> tuple[str, Batched]:
             "it. Compute it in torch from the latents on, without .item(), .numpy() and .detach(), or draw by "
             "importance or SMC."
         ) from error
-    for name, function in (("plate", by_broadcasting), ("vmap", by_vmap), ("vmap", by_vmap_in_place)):
+    # the last for models that write into tensors which they make, such as OrderedLogistic and loops over time
+    in_place = functools.partial(by_vmap, within=_ForEachDraw)
+    for name, function in (("plate", by_broadcasting), ("vmap", by_vmap), ("vmap", in_place)):
         way = functools.partial(function, runs)
         try:
             with warnings.catch_warnings():
@@ -290,7 +312,12 @@ class Factors:
             frames = [frame for frame in site["cond_indep_stack"] if frame.vectorized]
             plates = frozenset(trace.plate_to_symbol[frame.name] for frame in frames)
             factors.append(Factor(plates, log_prob._pyro_dims, log_prob))
-        return cls(_of_one_dtype(factors), summed, _common(scales))
+        # the widest dtype: Pyro gives the density of a Delta in the default one, whatever its value
+        dtype = functools.reduce(torch.promote_types, (factor.log_prob.dtype for factor in factors))
+        factors = [factor._replace(log_prob=factor.log_prob.to(dtype)) for factor in factors]
+        for factor in factors:
+            factor.log_prob._pyro_dims = factor.dims  # type: ignore[attr-defined]
+        return cls(factors, summed, _common(scales))
 
     def for_all_draws(self, log_probs: list[Tensor]) -> Tensor:
         """The sum for each draw, where the draws are in front of the log probabilities and count as one more plate."""
@@ -314,15 +341,6 @@ class Factors:
         return self.scale * contract_to_tensor(inside, set(self.summed), target_ordinal=draws) + total
 
 
-def _of_one_dtype(factors: list[Factor]) -> list[Factor]:
-    """The factors in their widest dtype; Pyro gives the density of a Delta in the default one, whatever its value."""
-    dtype = functools.reduce(torch.promote_types, (factor.log_prob.dtype for factor in factors))
-    cast = [factor._replace(log_prob=factor.log_prob.to(dtype)) for factor in factors]
-    for factor in cast:
-        factor.log_prob._pyro_dims = factor.dims  # type: ignore[attr-defined]
-    return cast
-
-
 def _common(scales: list[Any]) -> Any:
     """The one scale of all sites that hang together with enumerated ones."""
     if any(isinstance(scale, Tensor) and scale.ndim for scale in scales) or len({float(scale) for scale in scales}) > 1:
@@ -337,7 +355,7 @@ _UNSUITED = (TypeError, RuntimeError, IndexError, AttributeError)  # of observat
 
 
 @final
-class ModelLogJoint(Target):
+class ModelLogJoint(Target, Runs):
     """The log joint log p(data, θ) of a Pyro model over unconstrained θ, as a target; `log_joint` makes one.
 
     Args:
@@ -518,13 +536,6 @@ class ModelLogJoint(Target):
         with quiet, poutine.trace() as tracer, conditioned:
             model(*self.args, **self.kwargs)
         return tracer.trace, conditioned
-
-    def one(self, theta: Tensor) -> Tensor:
-        """The log joint of one θ, (D,) -> ()."""
-        values, log_jacobian = self.layout.constrained(theta)
-        if self.enumerates:
-            return log_jacobian + Factors.of(self.trace(values)).sum_out(frozenset())
-        return log_jacobian + sum(log_prob.sum() for log_prob in self.scored(values))
 
     # -------------------------------------------------------------------------------- checks at the start
 

@@ -391,11 +391,6 @@ def without_jacobian(density: ModelLogJoint, theta: Tensor) -> Tensor:
     return density.log_joint(theta) - density.layout.constrained(theta)[1].to(theta.dtype)
 
 
-_AS_WRITTEN, _NOT_CENTRED, _BY_CURVATURE = "as written", "not centred", "by curvature"
-_GAIN = 0.05  # nats below which the model stays as it is written: the noise of an ELBO
-_TOLERANCE = 0.3  # of the fits that are compared: half its square is as many nats
-
-
 @dataclass(frozen=True, eq=False)
 class Centred:
     """A Pyro model whose location-scale sites have a weight of centring; `centred` makes one.
@@ -476,7 +471,8 @@ def centred(
             "the model has no latent site of a location-scale family whose location or scale is a latent too, or "
             "LocScaleReparam has rewritten them: there is nothing to centre."
         )
-    chosen = {"progress": False, "examine": False, "tolerance": _TOLERANCE, **(options or {})}
+    # with a tolerance of which half the square is as many nats
+    chosen = {"progress": False, "examine": False, "tolerance": 0.3, **(options or {})}
     shapes = {name: density.initial.new_zeros(density.layout.shapes[name]) for name in names}
     tried: dict[str, tuple[float, Centred, AutoGaussian]] = {}
 
@@ -485,15 +481,15 @@ def centred(
         fitted = guide(candidate)
         tried[word] = -fit_guide(candidate, fitted, *args, options=chosen, **kwargs).loss, candidate, fitted
 
-    attempt(_AS_WRITTEN, {})
-    attempt(_NOT_CENTRED, shapes)
+    attempt("as written", {})
+    attempt("not centred", shapes)
     _, candidate, fitted = max(tried.values(), key=lambda each: each[0])
     own = fitted.density(candidate, args, kwargs)
     nodes: Any = own.trace(own.unpack(fitted.posterior.mean)).nodes  # with the values of the sites as they are written
     theta = density.pack({site.name: nodes[site.name]["value"] for site in density.layout.sites}).detach()
-    attempt(_BY_CURVATURE, _by_curvature(density, names, theta))
+    attempt("by curvature", _by_curvature(density, names, theta))
     elbos = {word: elbo for word, (elbo, _, _) in tried.items()}
-    best = max(elbos, key=lambda word: elbos[word] + _GAIN * (word == _AS_WRITTEN))
+    best = max(elbos, key=lambda word: elbos[word] + 0.05 * (word == "as written"))  # nats: the noise of an ELBO
     return Centred(model, tried[best][1].weights, elbos)
 
 

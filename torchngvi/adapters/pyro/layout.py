@@ -33,8 +33,6 @@ from torchngvi.structures import Forest
 
 Values = dict[str, Tensor]  # constrained, by the name of the site
 
-_MOST = 6  # names in a sentence
-
 
 class Call(NamedTuple):
     """A model with its arguments."""
@@ -54,11 +52,11 @@ class Call(NamedTuple):
             return begun.trace()
 
 
-def listed(names: Iterable[str]) -> str:
+def listed(names: Iterable[str], most: int = 6) -> str:
     """Names for a sentence: the first six, and how many more there are."""
     names = list(names)
-    rest = len(names) - _MOST
-    return ", ".join(names[:_MOST]) + (f" and {rest} more" if rest > 0 else "")
+    rest = len(names) - most
+    return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 # -------------------------------------------------------------------------------- where the sites begin

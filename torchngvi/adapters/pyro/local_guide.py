@@ -36,7 +36,7 @@ from pyro.infer.autoguide.initialization import init_to_median
 from pyro.poutine.trace_struct import Trace
 from torch import Tensor
 
-from torchngvi.adapters.pyro.density import best_way, points_about, validate
+from torchngvi.adapters.pyro.density import Runs, best_way, points_about, validate
 from torchngvi.adapters.pyro.layout import (
     Call,
     Conditioned,
@@ -177,14 +177,15 @@ class _Weighted(Scored):
 
 
 @final
-class PlateDensity:
+class PlateDensity(Runs):
     """The terms of a Pyro model on a subsample of a plate, whose members it asks for by their index."""
 
-    enumerates = False
+    layout: PlateLayout
+    enumerates, nesting = False, 0
 
     def __init__(self, call: Call, layout: PlateLayout, start: tuple[Tensor, Tensor]) -> None:
         self.call, self.layout, (b, g) = call, layout, start
-        self.index, self.nesting = torch.arange(layout.size - layout.members, layout.size, device=g.device), 0
+        self.index = torch.arange(layout.size - layout.members, layout.size, device=g.device)
         theta = torch.cat([b.expand(layout.members, -1).flatten(), g])
         generator = torch.Generator().manual_seed(0)
         points = points_about(theta, generator)
@@ -192,7 +193,7 @@ class PlateDensity:
         self.nesting = self._nesting(theta)
         self._check_separate(points[0])
         self._validate(theta)
-        self.batched_by, self._batched = best_way(cast(Any, self), points)
+        self.batched_by, self._batched = best_way(self, points)
 
     def _nesting(self, theta: Tensor) -> int:
         """The number of dimensions of the plates, from a run in which everything is looked at."""
@@ -260,11 +261,6 @@ class PlateDensity:
     def scored(self, values: Values) -> list[Tensor]:
         """The weighted log probabilities of a run of the model at these values."""
         return list(_Weighted(values, self.layout, self.index).run(self.call).values())
-
-    def one(self, theta: Tensor) -> Tensor:
-        """The weighted log joint of one θ, (D,) -> ()."""
-        values, log_jacobian = self.layout.constrained(theta)
-        return log_jacobian + sum(log_prob.sum() for log_prob in self.scored(values))
 
     # -------------------------------------------------------------------------------- expectations
 

@@ -38,7 +38,6 @@ from torchngvi.models import FactorGraph, SiteFactor
 from torchngvi.posteriors import CholeskyGaussian, Product
 from torchngvi.posteriors.flat import Beta, Categorical, Dirichlet, Gamma, InverseGamma
 
-_SAME = 1e-4  # relative error at which two values of one density differ
 _REMEDY = (
     "Write the model so that draws can stand on the left of its plates; what is read by a class, as one vector "
     ".expand([K]).to_event(1) without a plate, by pyro.ops.indexing.Vindex(x)[..., z]."
@@ -136,8 +135,9 @@ class SiteDensity:
         """The factor."""
         return SiteFactor(self, *self.sites, plates=self.plates)
 
-    def check(self, q: Product) -> None:
+    def check(self, q: Product, same: float = 1e-4) -> None:
         """Check that the site reads member by member, and at two draws of q that many at once are as each alone."""
+        # same: relative error at which two values of one density differ
         for name in self.sites:
             batch = q[name].batch_shape
             if any(n > 1 and m == 1 for n, m in zip(reversed(batch), reversed(self.plates), strict=False)):
@@ -151,7 +151,7 @@ class SiteDensity:
         for k in range(2):
             one = {name: x[k][..., 0] if q[name].dim == 1 else x[k] for name, x in draws.items()}
             alone = float(self.at(one).sum().detach())  # parameters of the model require a gradient
-            if abs(alone - float(together[k])) > _SAME * max(abs(alone), 1.0):
+            if abs(alone - float(together[k])) > same * max(abs(alone), 1.0):
                 raise InputError(
                     f"{self._refusal()}: it is {float(together[k]):.6g} there and {alone:.6g} alone. {_REMEDY}"
                 )

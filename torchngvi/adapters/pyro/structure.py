@@ -34,7 +34,6 @@ from torchngvi.interfaces import Target
 from torchngvi.models import FactorTarget
 from torchngvi.structures import Forest
 
-_SPREADS = (0.1, 1.0, 3.0)  # of the points where members are moved, around the initial θ: a term may be flat
 _NONE, _SEVERAL = -1, -2  # in the place of the number of a member
 _GAUSSIAN = (torch.distributions.Normal, torch.distributions.MultivariateNormal)
 
@@ -217,8 +216,9 @@ class Reads(NamedTuple):
 
 
 @torch.no_grad()
-def reads_of(density: ModelLogJoint) -> Reads:
+def reads_of(density: ModelLogJoint, spreads: tuple[float, ...] = (0.1, 1.0, 3.0)) -> Reads:
     """Find what the terms of a model read."""
+    # spreads: of the points where members are moved, around the initial θ: a term may be flat
     layout = density.layout
     by_plates: dict[frozenset[str], list[Site]] = {}
     for site in layout.sites:
@@ -226,7 +226,7 @@ def reads_of(density: ModelLogJoint) -> Reads:
     generator, start = torch.Generator().manual_seed(0), density.initial
     names, _ = _terms(density, start)
     seen: dict[frozenset[str], list[Tensor]] = {names: [] for names in by_plates}
-    for spread, sign in itertools.product(_SPREADS, (1.0, -1.0)):  # of two members each is the greater once
+    for spread, sign in itertools.product(spreads, (1.0, -1.0)):  # of two members each is the greater once
         if sign > 0:
             drawn = torch.randn(2, density.dim + 1, generator=generator, dtype=torch.float64).to(start)
             noise = spread * (drawn[:, 1:] + drawn[:, :1])  # of which a part is common: means of many members move too
@@ -240,7 +240,7 @@ def reads_of(density: ModelLogJoint) -> Reads:
         except InputError:
             raise
         except Exception:  # far away a model need not run: a matrix is not positive definite there
-            if spread == _SPREADS[0]:
+            if spread == spreads[0]:
                 raise
             continue
         for key, links in now.items():
