@@ -10,10 +10,9 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -223,8 +222,8 @@ def train_svgp(
             forget_rows(model)
             if latents.by_value:
                 check_start(model, likelihood, latents, x, y)
-            outside = partial(_both, released, returned)
-            trained = _trained(engine, joined(Gradients(rounds), stop), callbacks, outside, progress, checkpoint)
+            until, outside = joined(Gradients(rounds), stop), (released, returned)
+            trained = _trained(engine, until, callbacks, outside, progress, checkpoint)
         elif left_open(latents.strategy):
             choose_inducing_points(latents.strategy, x)
         forget(model)
@@ -329,7 +328,7 @@ def train_svgp_in_batches(
         if epochs > 0:
             forget_rows(model)
             engine = Epochs(model, likelihood, batches, num_data, hyper_optimizer, epochs, processes)
-            trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, returned, progress, checkpoint)
+            trained = _trained(engine, joined(Gradients(epochs), stop), callbacks, (returned,), progress, checkpoint)
         forget(model)
     if trained.interrupted or not refine:
         return trained
@@ -383,13 +382,6 @@ def _enforced_bounds(*owners: Any) -> Iterator[Callable[[], AbstractContextManag
         release()
 
 
-@contextmanager
-def _both(outer: Callable[[], AbstractContextManager[None]], inner: Callable[[], AbstractContextManager[None]]) -> Any:
-    """One block within another."""
-    with outer(), inner():
-        yield
-
-
 def _remarked(trained: TrainingResult, sentence: str) -> TrainingResult:
     return replace(trained, reason=f"{trained.reason.rstrip('.')}; {sentence}")
 
@@ -431,14 +423,16 @@ def _trained(
     engine: Training,
     stop: Criterion,
     callbacks: tuple[Callable[[int, float], Any], ...],
-    returned: Callable[[], AbstractContextManager[None]],
+    outside: Sequence[Callable[[], AbstractContextManager[None]]],
     progress: bool,
     checkpoint: str | Path | None,
 ) -> TrainingResult:
     """The epochs or rounds; q has the dtype of the model again at the end."""
 
     def told(record: Record) -> bool:
-        with returned(), kept_modes(engine.model, engine.likelihood):  # q is the model's own, as after the run
+        with ExitStack() as as_after_the_run:  # q and the bounds are the model's own
+            for context in (*(block() for block in outside), kept_modes(engine.model, engine.likelihood)):
+                as_after_the_run.enter_context(context)
             answers = [callback(record.gradients - 1, record.loss) for callback in callbacks]
         return any(answers)
 
