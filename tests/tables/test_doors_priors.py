@@ -9,7 +9,7 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
-from scipy import optimize, stats
+from scipy import stats
 
 import torchngvi
 from torchngvi.adapters.sklearn import BayesianLogisticRegression, BayesianPoissonRegression
@@ -162,35 +162,6 @@ class TestCommandLine:
         assert (np.abs(found["mean"][["x", "z"]] - mean) < 0.05 * found["sd"][["x", "z"]]).all()
         said = "coefficients N(0, 0.5774^2) per sd of a column (precision 3), intercept at the means N(0, 2^2)"
         assert said in summary()["priors"]
-
-
-def years(seed=1):
-    stream = np.random.default_rng(seed)
-    year = np.repeat(np.arange(2010, 2020), 30).astype(float)
-    return stream, year, (year - 2015)
-
-
-class TestAYear:
-    """A covariate far from 0, whose slope a prior at X = 0 would pull to 0: y = .2 (year - 2015) + noise."""
-
-    @pytest.mark.accuracy
-    @pytest.mark.parametrize(("family", "slope"), [("gaussian", 0.2), ("poisson", 0.1), ("bernoulli", 0.3)])
-    def test_the_slope_is_that_of_maximum_likelihood(self, family, slope):
-        stream, year, t = years()
-        if family == "gaussian":
-            y, energy = slope * t + stream.normal(size=len(t)), lambda eta: 0.5 * (y - eta) ** 2
-        elif family == "poisson":
-            y, energy = stream.poisson(np.exp(0.5 + slope * t)), lambda eta: np.exp(eta) - y * eta
-        else:
-            y = (stream.random(len(t)) < stats.logistic.cdf(slope * t)).astype(int)
-            energy = lambda eta: np.logaddexp(0, eta) - y * eta  # noqa: E731
-        found = optimize.minimize(lambda b: energy(b[0] + b[1] * t).sum(), [0.0, 0.0]).x[1]
-        pd.DataFrame({"year": year, "y": y}).to_csv("years.csv", index=False)
-        flags = ["--formula", "y ~ year", "--data", "years.csv", "--likelihood", family, "--no-progress"]
-        assert main(["fit", *flags, "--out", "run"]) == 0
-        mean, sd = coefficients().loc["year", ["mean", "sd"]]
-        assert abs(mean - found) < 0.1 * sd
-        assert abs(mean - slope) < 3 * sd
 
 
 def exact_moments(X, y, family):
