@@ -276,6 +276,7 @@ class TestDerivatives:
         tests = ("test_schema", "test_faketensor")
         torch.library.opcheck(logistic._operator, (e.detach(), v.detach(), 5), test_utils=tests)
 
+    @pytest.mark.accuracy
     def test_transforms_in_a_graph(self):
         """What is transformed inside of a compiled graph is seen by it."""
         e, v = self.draw()

@@ -152,6 +152,7 @@ class TestFactors:
         batch = PrecisionCholeskyGaussian(model.dim, (2,), structure=model.structure)
         assert not in_factors(batch, target)
 
+    @pytest.mark.accuracy
     def test_the_most_draws_are_bounded_by_memory(self):
         model, target = counts()
         wide = arrow(groups=400_000, local=1, globals=1)

@@ -134,6 +134,7 @@ def test_noise_turns_nothing():
     assert torch.equal(found, torch.eye(4, dtype=DTYPE))
 
 
+@pytest.mark.accuracy
 def test_skewness_along_directions_is_mended():
     """Where curves around the coordinates leave the standard deviations 30 % too small."""
     turn = rotation(4, seed=7)

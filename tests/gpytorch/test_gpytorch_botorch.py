@@ -104,6 +104,7 @@ class TestBoTorch:
         x = 50 + 100 * torch.rand(80, 2, dtype=torch.float64)
         return x, 1e3 * torch.sin(x.sum(-1, keepdim=True) / 30) + 5e3
 
+    @pytest.mark.accuracy
     def test_in_one_call(self):
         """Likelihood, rows and transforms are those of the wrapper."""
         x, y = self.wave()

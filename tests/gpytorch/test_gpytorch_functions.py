@@ -342,6 +342,7 @@ class TestRefusals:
             with pytest.raises((InputError, PairError), match=text):
                 train_svgp(model_of(3).double(), likelihood, (rows, targets), progress=False)
 
+    @pytest.mark.accuracy
     def test_scales_of_their_own(self):
         """The task that is farthest from the model is named, and an end at constants is said, of classes too."""
         model, likelihood, (x, y) = problem("tasks")

@@ -79,6 +79,7 @@ def test_points_that_were_given_stay_the_first():
     assert bool((model.variational_strategy.inducing_points[:4] == x[:4]).all())
 
 
+@pytest.mark.accuracy
 def test_what_ends_it():
     """The budget of rounds, which the reason says, and half of the rows."""
     result = learn(Model(), data(), rounds=4)

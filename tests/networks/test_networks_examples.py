@@ -29,6 +29,7 @@ def test_all_are_tested():
     assert all(f'run("{path.stem}"' in text for path in EXAMPLES.glob("network_*.py"))
 
 
+@pytest.mark.accuracy
 def test_a_table(run, capsys):
     nll, inside = run("network_table", "--steps", "150")
     assert nll < 1.3  # 1.42 is the mean alone
@@ -60,6 +61,7 @@ def test_a_last_layer(run):
     assert nll["posterior, exact"] < 1.4  # 1.61 is chance
 
 
+@pytest.mark.accuracy
 def test_adapters(run, capsys):
     nll = run("network_lora", "--steps", "200")
     assert nll["posterior"] < nll["point estimate"] + 0.1
@@ -90,6 +92,7 @@ class Trainer:
                 schedule["scheduler"].step()
 
 
+@pytest.mark.accuracy
 @pytest.mark.filterwarnings("ignore:The temperature chosen")  # in so short a run the mean alone may be as good
 @pytest.mark.filterwarnings("ignore::FutureWarning:lightning", "ignore:`isinstance:FutureWarning")
 @pytest.mark.filterwarnings("ignore:GPU available but not used")

@@ -756,6 +756,7 @@ def test_loading_in_the_middle_of_a_step():
     assert torch.equal(means(q), means(expected))
 
 
+@pytest.mark.accuracy
 def test_the_snippets_of_the_docs():
     """They run as they stand, and their networks have learned; every test that the appendix names is there."""
     root = pathlib.Path(__file__).parents[2]
