@@ -27,9 +27,6 @@ from torchngvi.structures import Dense
 T = TypeVar("T")
 Asking = Generator[Tensor, tuple[Tensor, Tensor], T]  # yields points (S, D), takes ℓ (S,) and ∇ℓ (S, D) there
 
-_ANEW = 5  # times that the memory is given up where it points nowhere
-_CLOSE, _QUIET = 1.0, 10  # nats a coordinate, in so many steps
-
 
 class Place(NamedTuple):
     """A point, and φ there."""
@@ -47,7 +44,7 @@ class Place(NamedTuple):
 
 
 def placed(theta: Tensor, energy: Tensor, gradient: Tensor, nats: float = 10.0) -> Place:
-    """A place with its φ.
+    """A place with its φ, where c is so many nats a coordinate.
 
     >>> placed(torch.zeros(1), torch.tensor(5.0), torch.ones(1)).value
     5.0
@@ -55,7 +52,6 @@ def placed(theta: Tensor, energy: Tensor, gradient: Tensor, nats: float = 10.0) 
     >>> round(at.value, 4), round(at.share, 4)
     (20.0, 0.3679)
     """
-    # nats: of c, nats a coordinate
     level, number = nats * len(theta), float(energy)
     if not (math.isfinite(number) and bool(torch.isfinite(gradient).all())):
         return Place(theta, energy, gradient, math.inf, 0.0)
@@ -79,7 +75,14 @@ class Afar:
     def __init__(self, scale: Tensor) -> None:
         self.first, self.scale, self.new, self.gradients = scale, scale, True, 0
 
-    def run(self, start: Place, budget: int) -> Asking[Place]:
+    def run(
+        self,
+        start: Place,
+        budget: int,
+        close: float = 1.0,  # nats a coordinate
+        quiet: int = 10,  # steps that neither promise nor bring so much
+        renewals: int = 5,  # times that the memory is given up where it points nowhere
+    ) -> Asking[Place]:
         """Descend to where some steps in a row have neither promised nor brought a nat a coordinate."""
         self.place, forgotten = start, 0
         if self.new:
@@ -89,18 +92,15 @@ class Afar:
             slope = self.place.slope
             direction = -(self.inverse @ slope)
             fall = float(slope @ direction)
-            little = _CLOSE * len(slope)
-            if (
-                len(energies) > _QUIET
-                and -fall < little * self.place.share
-                and energies[-_QUIET] - energies[-1] < little
-            ):
+            little = close * len(slope)
+            still = len(energies) > quiet and energies[-quiet] - energies[-1] < little
+            if still and -fall < little * self.place.share:
                 break
             after = (yield from self._along(direction, fall)) if fall < 0 else None
             if after is not None:
                 self._learn(after)
                 energies.append(float(after.energy))
-            elif self.new or forgotten == _ANEW:
+            elif self.new or forgotten == renewals:
                 break
             else:
                 self._forget()
@@ -118,15 +118,12 @@ class Afar:
         self,
         direction: Tensor,
         fall: float,
-        enough: float = 1e-4,
-        less: float = 0.9,
-        farther: float = 4.0,
+        enough: float = 1e-4,  # share of the slope that the decrease has
+        less: float = 0.9,  # share that may be left of it
+        farther: float = 4.0,  # factor of a step that is too short
         trials: int = 40,
     ) -> Asking[Place | None]:
         """A step which lessens φ enough, and its slope; None where there is no shorter one that lessens it."""
-        # enough, less: shares of the slope: of the decrease, and of what may be left of it
-        # farther: factor of a step that is too short
-        # trials: steps along one direction
         short, far, length = 0.0, math.inf, 1.0
         best: Place | None = None
         for _ in range(trials):
@@ -176,7 +173,6 @@ class Afar:
 _TRUSTED = (0.5, 1.7)  # a decrease between these shares of the predicted one leaves the model as it is
 _CUTS = (1.0, 0.5, 0.25, 0.125) + tuple(0.125 * 0.1**k for k in range(1, 20))
 _FAR = 1e4  # square of the decrement from which Newton's method may be given up
-_WIDE = 0.1  # standard deviations of a difference step
 
 
 class Mode(NamedTuple):
@@ -280,10 +276,9 @@ class _Search:
         least = torch.maximum(self.theta.abs(), self.afar.first)
         return torch.maximum(eps ** (1 / 3) * self.scale, eps ** (2 / 3) * least)
 
-    def _coarse(self) -> bool:
-        """Whether H was taken by steps that are wide by what it says itself."""
-        wide = (self.step > _WIDE * self.scale) & (self.step > self._steps() / _WIDE)
-        return self.age == 0 and bool(wide.any())
+    def _coarse(self, wide: float = 0.1) -> bool:
+        """Whether H was taken by steps of so many standard deviations, by what it says itself."""
+        return self.age == 0 and bool(((self.step > wide * self.scale) & (self.step > self._steps() / wide)).any())
 
     def _hessian(self) -> Asking[bool]:
         """Take H again; False where it is not finite."""
@@ -298,8 +293,7 @@ class _Search:
 
     def _decompose(self, floor: float = 1e-10, kept: int = 5_000_000) -> None:
         """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
-        # floor: of the eigenvalues, relative to the largest
-        # kept: numbers of all roots on a path
+        # eigenvalues below the floor, relative to the largest, are raised; a path keeps so many numbers
         diagonal = self.H.diagonal().abs()
         tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
         unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
@@ -328,9 +322,7 @@ class _Search:
         return Mode(self.seen.theta, self.seen.root(gamma), evidence, found, self.gradients)
 
     def run(self, near_enough: float = 0.5, saddle: float = 1e-2) -> Asking[Mode | None]:
-        """Search, and say where it ended."""
-        # near_enough: Newton decrement, in standard deviations, at which the search ends
-        # saddle: decrement below which an indefinite Hessian is a saddle, and left
+        """Search until the Newton decrement is near enough; an indefinite H below that of a saddle is left."""
         self.energy, self.gradient = yield from self._here(self.theta)
         if not self.finite(self.energy, self.gradient):
             return None
@@ -359,15 +351,15 @@ class _Search:
         return self.ended(near)
 
     def _hard(self, square: float, slow: int = 3, flat: float = 1e3) -> bool:
-        """Whether steps leave a decrement as large as that of an exponential far from its minimum."""
-        # slow: times in a row that it is as large
-        # flat: its ratio to ℓ, where some direction is flat: where ℓ is e^z it is 1
+        """Whether steps leave a decrement as large as that of an exponential far from its minimum, so often in a row.
+
+        Its ratio to ℓ is 1 where ℓ is e^z, and above ``flat`` where some direction is flat.
+        """
         self.hard = self.hard + 1 if _FAR < square < flat * float(self.energy) else 0
         return self.hard >= slow
 
     def _from_afar(self, budgets: int = 3) -> Asking[bool]:
-        """Go down by the logarithm of ℓ, and take H again; False where it is not finite."""
-        # budgets: budgets of the way down by the logarithm: the memory has D² numbers to learn
+        """Go down by the logarithm of ℓ, with budgets for D² numbers to learn, and take H again, if it is finite."""
         start = placed(self.theta, self.energy, self.gradient)
         before = self.afar.gradients
         self.theta, self.energy, self.gradient, *_ = yield from self.afar.run(start, budgets * self.budget)
@@ -386,8 +378,7 @@ class _Search:
         return False
 
     def _step(self, direction: Tensor, square: float, enough: float = 1e-4) -> Asking[bool]:
-        """Go along the direction as far as ℓ falls enough, and update H; False where it does not fall."""
-        # enough: share of the promised decrease a step must reach
+        """Go along the direction as far as ℓ falls by a share of its promise, and update H; False where it does not."""
         for length in _CUTS:
             theta = self.theta + length * direction
             energy, gradient = yield from self._here(theta)
@@ -446,8 +437,7 @@ def search_points(
     seed: int,
     around: float = 6.0,
 ) -> Tensor:
-    """Points from which modes are searched for: half of them uniform on (-2, 2), half around a Gaussian."""
-    # around: standard deviations within which half of the points lie around a Gaussian
+    """Points from which modes are searched for: half uniform on (-2, 2), half within so many sds of a Gaussian."""
     number = number_of_starts(len(mean), 4, 16)
     points = uniform_points(number, mean, seed)
     return torch.cat([points[: number // 2], mean + 0.5 * around * stddev * points[number // 2 :]])
@@ -460,7 +450,6 @@ def distinct(first: Mode, second: Mode, sds: float = 3.0) -> bool:
     >>> distinct(one, one._replace(theta=torch.tensor([4.0]))), distinct(one, one)
     (True, False)
     """
-    # sds: standard deviations between two modes
     apart = (first.theta - second.theta)[:, None]
     return all(
         float(torch.linalg.solve_triangular(mode.root, apart, upper=False).norm()) > sds for mode in (first, second)

@@ -38,11 +38,10 @@ _MERGED: dict[str, str] = {
     "app.settings": "flags",
     "diagnostics.calibration": "power simulations uniformity",
     "diagnostics.columns": "dependence separation",
-    "diagnostics.examination": "allowance other_modes",
     "diagnostics.importance": "monte_carlo psis",
     "diagnostics.linear_response": "marginal confirmation flatness",
     "diagnostics.predictive": "left_out",
-    "diagnostics.verdict": "rule",
+    "diagnostics.verdict": "allowance examination figures other_modes rule",
     "distributed": "distributed.headers distributed.meetings distributed.prints distributed.processes "
     "distributed.synchronizing",
     "expectations.draws": "drawing numerics.seeds",

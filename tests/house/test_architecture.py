@@ -61,7 +61,7 @@ LEVELS = [
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 HOSTS = {"tables", "adapters", "app", "cli"}  # where third parties and imports inside functions are allowed
 FOUNDATIONS = {"torch", "tqdm"}
-PICTURES = {"diagnostics/figures.py"}  # draw with matplotlib, which is imported when a picture is asked for
+PICTURES = {"diagnostics/verdict.py"}  # draw with matplotlib, which is imported when a picture is asked for
 
 
 @functools.cache

@@ -11,9 +11,18 @@ from test_refine import log_gamma
 from torchngvi import CholeskyGaussian, DiagonalGaussian, LogJoint, NaturalGaussian, PrecisionCholeskyGaussian, fit
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.diagnostics import ExaminationSettings, Residuals, examine
-from torchngvi.diagnostics.examination import Allowance, examine_fitted
-from torchngvi.diagnostics.importance import Corrected, FromQ, Sampled, heaviest
-from torchngvi.diagnostics.verdict import Effort, Marginals, OtherMode, Shape, Verdict, judge, undecided
+from torchngvi.diagnostics.importance import Corrected, Quality, Sampled, heaviest
+from torchngvi.diagnostics.verdict import (
+    Allowance,
+    Effort,
+    Marginals,
+    OtherMode,
+    Shape,
+    Verdict,
+    examine_fitted,
+    judge,
+    undecided,
+)
 from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
@@ -354,7 +363,7 @@ def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None, first=0
     error = torch.full((2,), 0.05)
     own = None if own is None else torch.tensor([math.nan, own])
     corrected = Corrected(mean, sd, error * sd, error, k_hat, effective, own)
-    return Sampled(corrected, FromQ(0.2, 900.0, 0.1, -1.0), 4096)
+    return Sampled(corrected, Quality(0.2, 900.0, 0.1, -1.0), 4096)
 
 
 def shape_of(log_sd, confirmed=False, singular=False, tails=0.0, first=0.0):

@@ -9,7 +9,6 @@ of fitting on simulated data.
 from torchngvi.diagnostics.calibration import Calibration, Power, Uniformity, holm, simulation_based_calibration
 from torchngvi.diagnostics.certificate import Certificate, certificate
 from torchngvi.diagnostics.estimators import EstimatorComparison, EstimatorRow, Extremes, compare_estimators
-from torchngvi.diagnostics.examination import ExaminationSettings, examine
 from torchngvi.diagnostics.importance import Estimate, Smoothed, elbo, k_hat, log_weights, smoothed
 from torchngvi.diagnostics.linear_response import (
     Confirmed,
@@ -32,7 +31,7 @@ from torchngvi.diagnostics.predictive import (
     predictive_mean,
     predictor_moments,
 )
-from torchngvi.diagnostics.verdict import Verdict
+from torchngvi.diagnostics.verdict import ExaminationSettings, Verdict, examine
 
 __all__ = [
     "Calibration",

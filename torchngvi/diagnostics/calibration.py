@@ -6,6 +6,7 @@ data (Cook, Gelman and Rubin 2006; Talts, Betancourt, Simpson, Vehtari and Gelma
 2023).  Ranks that pile up at both ends belong to a posterior that is too narrow, at one end to one that is shifted.
 """
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +26,7 @@ from torchngvi.arguments import (
     read_tensor,
     shown,
 )
-from torchngvi.diagnostics.figures import BLUE, FAINT, RED, new_figure
+from torchngvi.diagnostics.verdict import BLUE, FAINT, RED, new_figure
 from torchngvi.errors import InputError, PairError
 from torchngvi.numerics.arrays import writable
 
@@ -201,23 +202,17 @@ def power(test: Uniformity, alpha: float, repeats: int = 500, share: float = 0.8
         outside = (differences < low - 1e-12) | (differences > high + 1e-12)
         return float(outside.any(0).double().mean()) >= share
 
+    def smallest(sizes: Tensor, below: Callable[[Tensor], Tensor]) -> float:
+        """The smallest size that is found, infinite where the largest is not."""
+        place = bisect.bisect_left(sizes.tolist(), True, key=lambda size: found(below(size)))
+        return float(sizes[place]) if place < len(sizes) else math.inf
+
     factors = 1.05 ** torch.arange(1, 58, dtype=torch.float64, device="cpu")  # up to 16
     shifts = 0.05 * torch.arange(1, 81, dtype=torch.float64, device="cpu")  # up to 4 posterior standard deviations
     return Power(
-        _first(factors, lambda factor: found(torch.special.ndtr(factor * noise))),
-        _first(shifts, lambda shift: found(torch.special.ndtr(noise - shift))),
+        smallest(factors, lambda factor: torch.special.ndtr(factor * noise)),
+        smallest(shifts, lambda shift: torch.special.ndtr(noise - shift)),
     )
-
-
-def _first(sizes: Tensor, found: Callable[[Tensor], bool]) -> float:
-    """The smallest size that is found, by bisection; infinite where the largest is not."""
-    if not found(sizes[-1]):
-        return math.inf
-    low, high = -1, len(sizes) - 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if found(sizes[middle]) else (middle, high)
-    return float(sizes[high])
 
 
 # The ranks of simulations, and what they say

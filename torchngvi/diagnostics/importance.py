@@ -285,20 +285,33 @@ class Corrected(NamedTuple):
     log_evidence: float = math.nan  # log ∫ p^(1/γ)
 
 
-class FromQ(NamedTuple):
-    """What the draws of q alone say."""
+class Quality(NamedTuple):
+    """How near a density comes to p^(1/γ), by importance weights w = p^(1/γ)/q at its own draws."""
 
     k_hat: float
-    effective: float
+    effective: float  # what the smoothed weights are worth, of so many draws
     nats: float  # ½ var(log w), about KL(q‖p)
-    elbo: float  # mean of the log weights
+    elbo: float  # mean of log w, in nats at temperature 1; -∞ where a draw has no finite log joint
+    error: float = math.nan  # its standard error
+    log_evidence: float = math.nan  # log of the mean of w
+    draws: int = 0
+
+    @property
+    def worth(self) -> str:
+        """What the importance weights are worth, in words."""
+        return worth(self.k_hat, self.effective, self.draws)
 
     @classmethod
-    def of(cls, log_weights: Tensor) -> Self:
-        """Say it from the log weights of draws of q, (S,)."""
-        smooth = smoothed(log_weights)
-        nats = 0.5 * float(log_weights.var()) if bool(log_weights.isfinite().all()) else math.inf
-        return cls(float(smooth.k_hat), float(smooth.effective), nats, float(log_weights.mean()))
+    def of(cls, log_weights: Tensor, draws: int = 0) -> Self:
+        """Judge a density by its log weights (S,), whose worth is said of so many draws, or of S."""
+        smooth, count = smoothed(log_weights), len(log_weights)
+        nats, elbo, error = math.inf, -math.inf, math.nan
+        if bool(log_weights.isfinite().all()):
+            nats, elbo = 0.5 * float(log_weights.var()), float(log_weights.mean())
+            error = float(log_weights.std()) / math.sqrt(count)
+        effective = (draws or count) / count * float(smooth.effective)
+        evidence = float(log_weights.logsumexp(0)) - math.log(count)
+        return cls(float(smooth.k_hat), effective, nats, elbo, error, evidence, draws or count)
 
 
 class Weights(NamedTuple):
@@ -312,7 +325,7 @@ class Sampled(NamedTuple):
     """Both, from one set of draws."""
 
     corrected: Corrected
-    from_q: FromQ
+    from_q: Quality
     draws: int
     weights: Weights | None = None
     heaviest: Tensor | None = None  # draws of the largest weights, far from one another, (K, D)
@@ -437,7 +450,7 @@ def weigh(theta: Tensor, log_joint: Tensor, own: Tensor, wide: Tensor, expected:
     """What draws of a wider proposal, the first half of them q's own, say by their log joint and both densities."""
     alone, every = (log_joint - own)[: len(theta) // 2], log_joint - wide
     scaled = Weights(*((part - part.logsumexp(0) + math.log(len(part))).cpu() for part in (alone, every)))
-    return Sampled(weighted_moments(theta, every, expected), FromQ.of(alone), len(theta), scaled)
+    return Sampled(weighted_moments(theta, every, expected), Quality.of(alone), len(theta), scaled)
 
 
 def heaviest(x: Tensor, log_weights: Tensor, most: int = 4, among: int = 64) -> Tensor:

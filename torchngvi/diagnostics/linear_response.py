@@ -614,9 +614,8 @@ class _Part:
 
     def times(self, v: Tensor) -> Tensor:
         """(M - N) v."""
-        return 0.5 * (self.even.mT @ (self.table @ (self.even @ v))) / (self.count * (self.count - 1)) - self._outside(
-            v
-        )
+        third = 0.5 * (self.even.mT @ (self.table @ (self.even @ v))) / (self.count * (self.count - 1))
+        return third - self._outside(v)
 
     def _outside(self, v: Tensor) -> Tensor:
         """N v: the mean of ½(r zᵀ + z rᵀ) without the entries of the pattern."""
@@ -753,18 +752,15 @@ class _Search:
     nodes = 24  # of a side
     first, growth, shrinking, least = 0.5, 1.5, 0.5, 0.1  # step in sds of q, its factors, and where a side is given up
     gentle, steep = 1.0, 3.0  # nats of change of the margin below which the step grows, and above which it is undone
-    drop = (
-        8.0  # nats below its top at which a side ends, of the margin times the square of the distance from the middle
-    )
+    drop = 8.0  # nats below its top at which a side ends, of the margin times the squared distance from the middle
     newton = 4  # steps to the maximum at a node
     settles = 0.02  # square of the decrement up to which the quadratic model has the rest
     furthest = 2.0  # decrement of a step
 
     def __init__(self, q: Gaussian, target: Target, coordinate: int, most: float, over: Callable[[], bool]) -> None:
         self.target, self.frame, self.most, self.over, self.spent = target, q.frame(), most, over, 0
-        along = self.frame.pull(
-            torch.nn.functional.one_hot(torch.tensor([coordinate], device="cpu"), q.dim).to(self.frame.mean)
-        )[0]
+        unit = torch.nn.functional.one_hot(torch.tensor([coordinate], device="cpu"), q.dim).to(self.frame.mean)
+        along = self.frame.pull(unit)[0]
         self.unit, self.along = float(along.norm()), along / along.norm()
         self.step = difference_step(along.dtype)
         self.basis: Tensor | None = None  # Q, (D, D)

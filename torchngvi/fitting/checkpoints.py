@@ -93,7 +93,13 @@ class Checkpoint:
             if self.processes.leads and self.path.exists():
                 saved = _content(self.path, self.device)
                 self._check_parts(saved, {"settings": _is_words, "state": lambda value: isinstance(value, dict)})
-                self._check_settings(saved["settings"])
+                for name in (*self.settings, *saved["settings"]):
+                    old, new = (words.get(name, "not there") for words in (saved["settings"], self.settings))
+                    if old != new:
+                        raise InputError(
+                            f"{self.path} is the checkpoint of another run: its {name} is {old}, here it is {new}. "
+                            "Remove it, or name another file."
+                        )
                 self._check_parts(saved["state"], {**holds, "generators": _is_generators})
                 state = saved["state"]
         state = self.processes.one(state)
@@ -120,15 +126,6 @@ class Checkpoint:
                 raise self._unusable(f"{name} is missing")
             if not right(whole[name]):
                 raise self._unusable(f"{name} has another form")
-
-    def _check_settings(self, saved: dict[str, str]) -> None:
-        for name in (*self.settings, *saved):
-            old, new = saved.get(name, "not there"), self.settings.get(name, "not there")
-            if old != new:
-                raise InputError(
-                    f"{self.path} is the checkpoint of another run: its {name} is {old}, here it is {new}. "
-                    "Remove it, or name another file."
-                )
 
     def check_loss(self, saved: Tensor, loss: Tensor, again: Callable[[], Tensor]) -> None:
         """Check that the loss at the saved q and draws is the saved one, up to rounding."""
@@ -308,7 +305,13 @@ class Generators:
     """The generators from which a run may draw: torch's own, and those that its batches hold."""
 
     def __init__(self, device: torch.device, batches: object = ()) -> None:
-        self.device, self.own = device, _of_batches(batches)
+        self.device, parts, found = device, [batches], dict[int, torch.Generator]()
+        for part in parts:  # which grows: a loader, its data and its samplers, each generator once
+            held = vars(part) if hasattr(part, "__dict__") else {}
+            found.update({id(value): value for value in held.values() if isinstance(value, torch.Generator)})
+            inner = [held[name] for name in ("dataset", "sampler", "batch_sampler") if name in held]
+            parts += [part for part in inner if not any(part is other for other in parts)]
+        self.own = list(found.values())
 
     def states(self) -> dict[str, Any]:
         """The states as they are now, in new tensors."""
@@ -333,17 +336,6 @@ class Generators:
             yield
         finally:
             self.set(states)
-
-
-def _of_batches(batches: object) -> list[torch.Generator]:
-    """Those that a loader, its data and its samplers hold, each once."""
-    parts, found = [batches], {}
-    for part in parts:  # which grows
-        held = vars(part) if hasattr(part, "__dict__") else {}
-        found.update({id(value): value for value in held.values() if isinstance(value, torch.Generator)})
-        inner = [held[name] for name in ("dataset", "sampler", "batch_sampler") if name in held]
-        parts += [part for part in inner if not any(part is other for other in parts)]
-    return list(found.values())
 
 
 # ------------------------------------------------------------------------------------ the settings in words

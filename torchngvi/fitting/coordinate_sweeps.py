@@ -41,10 +41,6 @@ class Anderson:
         self.best = math.inf
         self.image: Tensor | None = None
 
-    def forget(self) -> None:
-        """Empty the memory, but for the best."""
-        self.points, self.residuals = [], []
-
     def next(self, x: Tensor, image: Tensor, loss: float) -> Tensor:
         """Take in an iterate (n,) with its image G(x) and its loss, and return the next iterate."""
         if loss <= self.best:
@@ -135,7 +131,7 @@ class CoordinateSweeps(Engine):
             return loss
         self.rejections += 1
         self._put_all(steps.image.exp())
-        steps.forget()
+        steps.points, steps.residuals = [], []
         omega.update(self._expectations())
         return self._loss(factors, omega)
 

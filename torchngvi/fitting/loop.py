@@ -233,8 +233,15 @@ class Loop:
     def run(self) -> FitResult:
         """Run to the end."""
         self._began, origin, recording = time.perf_counter(), self.engine.here(), torch.is_grad_enabled()
-        processes = self.processes
-        with self._open_bar() as self.bar, processes.timed(self._elapsed), processes.noting(_INTERRUPTED):
+        engine, processes, total = self.engine, self.processes, self.engine.total(self.stop.evaluations)
+        bar = tqdm(
+            total=None if math.isinf(total) else int(total),
+            disable=not self.progress,
+            desc=engine.name,
+            unit=engine.unit,
+            unit_scale=engine.scaled,
+        )
+        with bar as self.bar, processes.timed(self._elapsed), processes.noting(_INTERRUPTED):
             try:
                 self._begin()
                 ending = self._advanced()
@@ -352,17 +359,6 @@ class Loop:
         assert self._kept is not None
         self.processes.finish()
         return self.engine.ending(self._stop, self._kept.standing)
-
-    def _open_bar(self) -> tqdm:
-        """The bar of the run, up to the budget where there is one."""
-        engine, total = self.engine, self.engine.total(self.stop.evaluations)
-        return tqdm(
-            total=None if math.isinf(total) else int(total),
-            disable=not self.progress,
-            desc=engine.name,
-            unit=engine.unit,
-            unit_scale=engine.scaled,
-        )
 
     def _elapsed(self) -> float:
         """Seconds since the run began, on the clock of this process."""

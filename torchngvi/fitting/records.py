@@ -9,8 +9,7 @@ from torch import Tensor
 
 from torchngvi.arguments import read_names
 from torchngvi.diagnostics.certificate import Certificate, certificate
-from torchngvi.diagnostics.examination import examine
-from torchngvi.diagnostics.verdict import ABOUT, FAN, FITS, NOT, Verdict
+from torchngvi.diagnostics.verdict import ABOUT, FAN, FITS, NOT, Verdict, examine
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Posterior, Target
 from torchngvi.posteriors.gaussian import Gaussian

@@ -24,8 +24,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from torchngvi.diagnostics.examination import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.diagnostics.importance import smoothed
+from torchngvi.diagnostics.verdict import Allowance, ExaminationSettings, examine_fitted
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.expectations.draws import Fixed, drawn_seed
 from torchngvi.fitting.checkpoints import Generators, describe_problem

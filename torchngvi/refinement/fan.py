@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.derivatives import energy_and_gradient
-from torchngvi.diagnostics.importance import Proposal, smoothed, worth
+from torchngvi.diagnostics.importance import Proposal, Quality, smoothed
 from torchngvi.diagnostics.linear_response import Residuals, finite_pairs, third_order
 from torchngvi.diagnostics.verdict import name_of
 from torchngvi.errors import InputError
@@ -172,37 +172,11 @@ def widened(q: Gaussian, log_density: LogDensity, seed: int, fewest: int = 512) 
     return Proposal(q, third_order(*kept).matrix if len(kept.z) >= fewest // 2 else None)
 
 
-class Quality(NamedTuple):
-    """How near a density comes to the posterior, by importance weights w = p^(1/γ)/q at its own draws."""
-
-    elbo: float  # mean of log w, in nats at temperature 1; -∞ where a draw has no finite log joint
-    error: float  # its standard error
-    log_evidence: float  # log of the mean of w
-    effective: float  # what the smoothed weights are worth, of 1,024 draws
-    k_hat: float
-
-    @property
-    def worth(self) -> str:
-        """What the importance weights are worth, in words."""
-        return worth(self.k_hat, self.effective, DRAWS)
-
-    @classmethod
-    def of(cls, log_weights: Tensor) -> Self:
-        """Judge a density by its log importance weights at its own draws, (S,)."""
-        weights = smoothed(log_weights)
-        elbo, error = float(log_weights.mean()), float(log_weights.std()) / math.sqrt(len(log_weights))
-        if not math.isfinite(elbo):
-            elbo, error = -math.inf, math.nan
-        share = DRAWS / len(log_weights)
-        evidence = float(log_weights.logsumexp(0)) - math.log(len(log_weights))
-        return cls(elbo, error, evidence, share * float(weights.effective), float(weights.k_hat))
-
-
 @torch.no_grad()
 def quality(density: Density, joint: Joint, seed: int) -> Quality:
     """Judge a density by log w = log p/γ - log q at 1,024 of its draws."""
     theta = density._seeded(DRAWS, seed)
-    return Quality.of(joint(theta) - density.log_prob(theta))
+    return Quality.of(joint(theta) - density.log_prob(theta), DRAWS)
 
 
 # Weighted draws: importance sampling from q and wide t distributions beside it, from values of the log joint
@@ -269,7 +243,7 @@ def weighted_draws(q: Gaussian, joint: Joint, seed: int) -> tuple[WeightedDraws,
     log_weights = joint(theta) - wider.log_density(x)[0]
     if not bool(log_weights.isfinite().any()) or bool(log_weights.isnan().any()):
         return None
-    return WeightedDraws(theta, smoothed(log_weights).log_weights), Quality.of(log_weights), wider
+    return WeightedDraws(theta, smoothed(log_weights).log_weights), Quality.of(log_weights, DRAWS), wider
 
 
 # ------------------------------------------------------------------------------------ layers
@@ -781,7 +755,7 @@ class Layering:
     @property
     def _done(self) -> bool:
         """Whether nothing can be hoped for: KL is about half of the variance of log w."""
-        return len(self.density.layers) >= self.most or 0.5 * DRAWS * self.quality.error**2 < self.hope
+        return len(self.density.layers) >= self.most or self.quality.nats < self.hope
 
     def _try(self, plan: _Plan) -> bool:
         """Make the layer, and keep it where it is worth it, or was asked for and has an ELBO."""
@@ -990,9 +964,8 @@ class _Side:
 def trace(log_density: LogDensity, direction: Tensor, seed: int) -> Nodes | None:
     """Fit Gaussians conditional on s = uᵀx along a direction u, of a log density of x that is near N(0, I)."""
     basis, inner = orthogonal(direction), len(direction) - 1
-    start = _Node(
-        0.0, 0.0, direction.new_zeros(inner), torch.eye(inner, dtype=direction.dtype, device=direction.device)
-    )
+    eye = torch.eye(inner, dtype=direction.dtype, device=direction.device)
+    start = _Node(0.0, 0.0, direction.new_zeros(inner), eye)
     (middle,), draws = _fitted(log_density, basis, [start], None, seed)
     if not math.isfinite(middle.elbo):
         return None
@@ -1007,21 +980,18 @@ def trace(log_density: LogDensity, direction: Tensor, seed: int) -> Nodes | None
     return Nodes(s, elbo, torch.stack([node.mean for node in nodes]), torch.stack([node.root for node in nodes]))
 
 
-def _conditional(log_density: LogDensity, basis: Tensor, s: Tensor) -> Target:
-    """y (S, B, E) -> log density at s u + P y."""
-
-    def at(y: Tensor) -> Tensor:
-        points = torch.cat([s[:, None].expand(*y.shape[:-1], 1), y], -1) @ basis.mT
-        return log_density(points.flatten(0, -2)).unflatten(0, points.shape[:-1])
-
-    return LogJoint(at)
-
-
 def _fitted(
     log_density: LogDensity, basis: Tensor, starts: list[_Node], draws: int | None, seed: int
 ) -> tuple[list[_Node], int | None]:
     """Gaussians at these places, side by side, with an ELBO of -∞ where there is none; and over how many draws."""
-    target = _conditional(log_density, basis, basis.new_tensor([node.s for node in starts]))
+    s = basis.new_tensor([node.s for node in starts])
+
+    def at(y: Tensor) -> Tensor:
+        """The log density at s u + P y, (S, B, E) -> (S, B)."""
+        points = torch.cat([s[:, None].expand(*y.shape[:-1], 1), y], -1) @ basis.mT
+        return log_density(points.flatten(0, -2)).unflatten(0, points.shape[:-1])
+
+    target: Target = LogJoint(at)
     mean, root = torch.stack([node.mean for node in starts]), torch.stack([node.root for node in starts])
     if mean.shape[-1]:
         mean, root, elbo, ok, draws = fitted(target, mean, root, seed, draws)

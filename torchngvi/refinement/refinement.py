@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchngvi import posteriors
 from torchngvi.arguments import is_size, read_choice, read_seed, read_tensor, shown
-from torchngvi.diagnostics.importance import USELESS, Proposal, Sampled, weigh, weighted_moments
+from torchngvi.diagnostics.importance import USELESS, Proposal, Quality, Sampled, weigh, weighted_moments
 from torchngvi.diagnostics.verdict import ABOUT, FITS, NOT, UNSEEN, Marginals, judge, undecided, unsure
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Posterior, Target
@@ -29,7 +29,6 @@ from torchngvi.refinement.fan import (
     Joint,
     LayeredGaussian,
     Layering,
-    Quality,
     fitted,
     quality,
     weighted_draws,

@@ -686,7 +686,10 @@ def compare_models(
     _check_finite(density, names, loo[names[0]].parts)
     behind = density[:, :1] - density
     elpd = density.sum(0)
-    bounds = [_bound(entries[name]) for name in names]
+    bounds = []  # the ELBO of each, and by how much the largest one is at most above
+    for q, model in (entries[name] for name in names):
+        with torch.no_grad():
+            bounds.append((-float(model.negative_elbo(q)), certificate(q, model).bound))
     elbo, certified = torch.tensor(bounds, dtype=torch.float64, device=elpd.device).unbind(1)
     return Comparison(
         tuple(names),
@@ -701,13 +704,6 @@ def compare_models(
         certified,
         tuple(loo[name] for name in names),
     )
-
-
-def _bound(entry: Entry) -> tuple[float, float]:
-    """The ELBO, and by how much the largest one is at most above."""
-    q, model = entry
-    with torch.no_grad():
-        return -float(model.negative_elbo(q)), certificate(q, model).bound
 
 
 def _proved(bound: float) -> str:

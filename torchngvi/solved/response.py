@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -319,10 +319,11 @@ def solve(q: Gaussian, target: TractableTarget, tolerance: float | None = None) 
     """
     read_posterior("solve", q, target)
     if not isinstance(target, TractableTarget) or not target.curved:
+        likelihood = getattr(target, "likelihood", None)
         raise PairError(
             "solve differentiates through targets whose packets tell how they change with q: a GeneralizedLinear with "
             "a dense X and a log-concave likelihood, or a SoftmaxRegression, at a temperature above 0; got "
-            f"{_described(target)}."
+            f"{type(target).__name__}{f' with {type(likelihood).__name__}' if likelihood is not None else ''}."
         )
     if not isinstance(q, Gaussian) or not isinstance(q.structure, FullAlgebra):
         raise PairError(
@@ -349,11 +350,6 @@ def solve(q: Gaussian, target: TractableTarget, tolerance: float | None = None) 
         elbo = here.entropy() - target.expected_energy(frame)[0]
     dense = replace(frame, mean=mean, root=root).dense()
     return Solution(mean, torch.linalg.cholesky(dense @ dense.mT) if frame.upper else dense, elbo)
-
-
-def _described(target: Any) -> str:
-    likelihood = getattr(target, "likelihood", None)
-    return type(target).__name__ + (f" with {type(likelihood).__name__}" if likelihood is not None else "")
 
 
 class _Here(NamedTuple):
@@ -422,7 +418,13 @@ class _Implicit(torch.autograd.Function):
                 "another one now: clone what is to be changed in place."
             )
         with torch.enable_grad():
-            x = _solved(here, *cotangents)
+            # the cotangents, brought into the frame
+            at, structure = here.frame, here.frame.structure
+            assert isinstance(structure, FullAlgebra)
+            zero = Direction(torch.zeros_like(at.mean).requires_grad_(), torch.zeros_like(at.root).requires_grad_())
+            moved = here.along(zero, at.mean, at.root)
+            delta, T = torch.autograd.grad(moved, (zero.delta, zero.T), cotangents)
+            x = response(here.q, here.target, Direction(delta, structure.tril(T)), here.tolerance)
             mean, root = here.frame.mean.clone().requires_grad_(), here.frame.root.clone().requires_grad_()
             energy = here.attached.expected_energy(replace(here.frame, mean=mean, root=root))[0].sum()
             slopes = torch.autograd.grad(energy, (mean, root), create_graph=True)
@@ -430,16 +432,6 @@ class _Implicit(torch.autograd.Function):
             s = (slopes[0] * ways[0]).sum() + (slopes[1] * ways[1]).sum()
             found = torch.autograd.grad(s, here.tensors, allow_unused=True)
         return None, *(None if part is None else -part for part in found)
-
-
-def _solved(here: _Here, of_mean: Tensor, of_root: Tensor) -> Direction:
-    """Bring the cotangents into the frame, and solve the system."""
-    frame, structure = here.frame, here.frame.structure
-    assert isinstance(structure, FullAlgebra)
-    zero = Direction(torch.zeros_like(frame.mean).requires_grad_(), torch.zeros_like(frame.root).requires_grad_())
-    ways = here.along(zero, frame.mean, frame.root)
-    delta, T = torch.autograd.grad(ways, (zero.delta, zero.T), (of_mean, of_root))
-    return response(here.q, here.target, Direction(delta, structure.tril(T)), here.tolerance)
 
 
 # ------------------------------------------------------------------------------------ rows taken out and put in
@@ -577,8 +569,8 @@ def forget(result: FitResult, rows: Any) -> FitResult:
     kept = torch.ones(len(model.y), dtype=torch.bool, device=gone.device).index_fill(0, gone, False)
     if not bool(kept.any()):
         raise InputError(f"all {len(kept)} rows are to be forgotten, which leaves the prior: leave at least one.")
-    start = natural_parameters(q) - site_sum(q, _with_rows(model, lambda x: x[~kept]))
-    return _fitted(q, start, _with_rows(model, lambda x: x[kept]))
+    start = natural_parameters(q) - site_sum(q, _with_rows(model, lambda name: getattr(model, name)[~kept]))
+    return _fitted(q, start, _with_rows(model, lambda name: getattr(model, name)[kept]))
 
 
 def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any = None) -> FitResult:
@@ -618,10 +610,7 @@ def add(result: FitResult, X: Any, y: Any, *, weights: Any = None, offset: Any =
     more = GeneralizedLinear(rows, y, model.likelihood, weights=weights, offset=offset, classes=classes)
     if more.y.ndim > 1 or more.dim != model.dim:
         raise InputError(f"the rows of this model are (n, {model.dim}); got X of shape {tuple(more.X.shape)}.")
-    together = copy.copy(model)
-    for name in ("X", "y", "weights", "offset"):
-        setattr(together, name, torch.cat([getattr(model, name), getattr(more, name)]))
-    together.num_data = len(together.y)
+    together = _with_rows(model, lambda name: torch.cat([getattr(model, name), getattr(more, name)]))
     return _fitted(q, natural_parameters(q) + site_sum(q, more), together)
 
 
@@ -654,11 +643,11 @@ def _numbered(rows: Any, count: int, device: torch.device) -> Tensor:
     return tensor.long()
 
 
-def _with_rows(model: GeneralizedLinear, pick: Any) -> GeneralizedLinear:
-    """The model on some of its rows, each as it is."""
+def _with_rows(model: GeneralizedLinear, rows: Callable[[str], Tensor]) -> GeneralizedLinear:
+    """The model on other rows, each as it is."""
     new = copy.copy(model)
     for name in ("X", "y", "weights", "offset"):
-        setattr(new, name, pick(getattr(model, name)))
+        setattr(new, name, rows(name))
     new.num_data = len(new.y)
     return new
 
