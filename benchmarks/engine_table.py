@@ -148,7 +148,7 @@ def _nothing() -> Iterator[None]:
 PARTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "pool": ("pool.PoolLoop.begin", lambda self, *, rough: None),
     "other-starts": ("sample_average.SampleAverages._better_start", lambda self: _nothing()),
-    "sets": ("descent.Descent.averages_sets", lambda self, tame=0.0: False),
+    "sets": ("pool.Descent.averages_sets", lambda self, tame=0.0: False),
     "along": ("pool.PoolLoop._onward", lambda self, there: None),
     "mean-field": ("pool.PoolLoop._rough", lambda self, here: True),
     "orthogonal": ("pool.antithetic", lambda place, number, seed, near: antithetic(place, number, seed, False)),

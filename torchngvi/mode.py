@@ -61,19 +61,14 @@ def placed(theta: Tensor, energy: Tensor, gradient: Tensor, nats: float = 10.0) 
 
 
 class Afar:
-    """BFGS on φ, which remembers the curvature from one descent to the next.
+    """BFGS on φ, which remembers the curvature from one descent to the next."""
 
-    Attributes:
-        place: where it has come to.
-        scale: standard deviations of the coordinates by what is known of the curvature, (D,).
-        gradients: spent.
-    """
-
-    place: Place
+    place: Place  # where it has come to
     inverse: Tensor  # of the Hessian of φ, (D, D)
 
     def __init__(self, scale: Tensor) -> None:
-        self.first, self.scale, self.new, self.gradients = scale, scale, True, 0
+        self.first = self.scale = scale  # standard deviations, by what is known of the curvature, (D,)
+        self.new, self.gradients = True, 0
 
     def run(
         self,
@@ -191,28 +186,15 @@ class Mode(NamedTuple):
         return gamma * (entropy - float(q.entropy()) - self.log_evidence)
 
 
-class Seen(NamedTuple):
-    """A point on the way to a mode, with the curvature that was known there."""
-
-    theta: Tensor  # (D,)
-    half: Tensor  # H⁻¹ = half halfᵀ, H with repaired eigenvalues, (D, D)
-
-    def root(self, gamma: float) -> Tensor:
-        """The root of the covariance γ H⁻¹, lower triangular (D, D)."""
-        dense = Dense(len(self.theta))
-        return dense.positive_root(dense.lower_root(math.sqrt(gamma) * self.half))[0]
-
-
 def find_mode(
     target: Target,
     start: Tensor,  # (D,)
     budget: int,  # of gradients, at least one Hessian is taken
     *,
     over: Callable[[], bool] = lambda: False,
-    path: list[Seen] | None = None,
 ) -> Mode | None:
     """Minimise ℓ from a start; None where ℓ or its derivative is not finite there."""
-    return find_modes(target, start[None], budget, over=over, path=path)[0]
+    return find_modes(target, start[None], budget, over=over)[0]
 
 
 def find_modes(
@@ -221,12 +203,11 @@ def find_modes(
     budget: int,  # of gradients for each
     *,
     over: Callable[[], bool] = lambda: False,
-    path: list[Seen] | None = None,
 ) -> list[Mode | None]:
     """Minimise ℓ from each of several starts, side by side, as `find_mode` does from one."""
     gamma = target.temperature or 1.0
     modes: list[Mode | None] = [None] * len(starts)
-    parts = [_Search(start, budget, gamma, None if k else path) for k, start in enumerate(starts)]
+    parts = [_Search(start, budget, gamma) for start in starts]
     searches = {k: part.run() for k, part in enumerate(parts)}
     wanted = {k: next(search) for k, search in searches.items()}
     while wanted:
@@ -249,10 +230,9 @@ def find_modes(
 class _Search:
     """θ, ℓ, ∇ℓ and the model H of ∇²ℓ."""
 
-    def __init__(self, start: Tensor, budget: int, gamma: float, path: list[Seen] | None) -> None:
-        self.theta, self.budget, self.gradients = start.detach().clone(), budget, 0
-        self.gamma, self.path = gamma, path
-        self.seen: Seen | None = None  # where H was decomposed last
+    def __init__(self, start: Tensor, budget: int, gamma: float) -> None:
+        self.theta, self.budget, self.gamma, self.gradients = start.detach().clone(), budget, gamma, 0
+        self.seen: tuple[Tensor, Tensor] | None = None  # θ where H was decomposed last, and half with H⁻¹ = half halfᵀ
         self.scale = 0.1 * self.theta.abs().clamp_min(1.0)  # about a standard deviation of each coordinate
         self.hard, self.afar = 0, Afar(self.scale)
 
@@ -291,9 +271,8 @@ class _Search:
                 return finite
             self.scale = torch.minimum(self.scale, self.afar.first)  # a step as wide as ℓ is flat leads too far
 
-    def _decompose(self, floor: float = 1e-10, kept: int = 5_000_000) -> None:
-        """Half with H⁻¹ = half halfᵀ, eigenvalues taken where the coordinates have unit curvature."""
-        # eigenvalues below the floor, relative to the largest, are raised; a path keeps so many numbers
+    def _decompose(self, floor: float = 1e-10) -> None:
+        """Half with H⁻¹ = half halfᵀ, eigenvalues in units of the curvatures, raised to a floor below the largest."""
         diagonal = self.H.diagonal().abs()
         tiny = torch.finfo(diagonal.dtype).tiny ** 0.5
         unit = torch.where(diagonal > tiny, diagonal, diagonal.max()).rsqrt()
@@ -307,19 +286,16 @@ class _Search:
         self.downhill = self.half[:, 0]  # of the smallest eigenvalue
         self.scale = self.half.square().sum(-1).sqrt()
         self.log_det = float(repaired.log().sum() - 2 * unit.log().sum())
-        self.seen, self.known = Seen(self.theta, self.half), float(self.energy)
-        if self.path is not None:
-            self.path.append(self.seen)
-            if len(self.path) > max(kept // self.half.numel(), 4):
-                del self.path[1::2]
+        self.seen, self.known = (self.theta, self.half), float(self.energy)
 
     def ended(self, found: bool) -> Mode | None:
         """The mode, where H was decomposed last; None where it never was."""
         if self.seen is None:
             return None
-        gamma = self.gamma
-        evidence = -self.known / gamma - 0.5 * (self.log_det - len(self.theta) * math.log(2 * math.pi * gamma))
-        return Mode(self.seen.theta, self.seen.root(gamma), evidence, found, self.gradients)
+        (theta, half), gamma, dense = self.seen, self.gamma, Dense(len(self.theta))
+        evidence = -self.known / gamma - 0.5 * (self.log_det - len(theta) * math.log(2 * math.pi * gamma))
+        root = dense.positive_root(dense.lower_root(math.sqrt(gamma) * half))[0]
+        return Mode(theta, root, evidence, found, self.gradients)
 
     def run(self, near_enough: float = 0.5, saddle: float = 1e-2) -> Asking[Mode | None]:
         """Search until the Newton decrement is near enough; an indefinite H below that of a saddle is left."""

@@ -10,7 +10,7 @@ from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, LogJoint, fit
 from torchngvi.diagnostics.linear_response import Residuals, _Part, flatness, third_order
 from torchngvi.expectations.draws import Antithetic, Fixed
 from torchngvi.expectations.sampled import SampleAverage
-from torchngvi.fitting.descent import Descent, Point, SampledObjective
+from torchngvi.fitting.pool import Descent, Point, SampledObjective
 from torchngvi.fitting.sample_average import Fresh
 from torchngvi.fitting.sample_average import why_converged as converged
 from torchngvi.fitting.sample_average import why_not_enough as not_enough

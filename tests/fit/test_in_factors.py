@@ -20,8 +20,8 @@ from torchngvi import (
     fit,
 )
 from torchngvi.expectations import Fixed, PerFactor, SampleAverage
-from torchngvi.fitting.descent import Descent, SampledObjective
 from torchngvi.fitting.fit import tolerance_by_draws
+from torchngvi.fitting.pool import Descent, SampledObjective
 from torchngvi.fitting.starts import EngineSettings, Starts
 from torchngvi.models import FactorTarget, GroupedLogJoint, MixedLogJoint, MixedPrior, TractableFactors
 from torchngvi.models.factors import Guarded, GuardedFactors, in_factors

@@ -15,7 +15,7 @@ from torchngvi.expectations import Stein
 from torchngvi.expectations.draws import Fixed
 from torchngvi.expectations.sampled import SampleAverage
 from torchngvi.fitting import sample_average
-from torchngvi.fitting.descent import Point
+from torchngvi.fitting.pool import Point
 from torchngvi.fitting.starts import EngineSettings
 from torchngvi.models.factors import Guarded
 
@@ -567,7 +567,7 @@ def test_a_larger_tolerance_is_advised_near_an_optimum_only(norm2, first):
 
 def test_too_few_draws(monkeypatch, pooled):
     """Of one average, 64, six are averaged; of a pool all together, about as many as there may be."""
-    monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 64)
+    monkeypatch.setattr("torchngvi.fitting.pool.Descent.most", 64)
     monkeypatch.setattr("torchngvi.fitting.sample_average.EngineSettings", lambda: EngineSettings(most=1000))
     q = CholeskyGaussian(4, dtype=torch.float64)
     result = quiet(q, logistic(rows=10).log_joint, tolerance=1e-3)
@@ -738,9 +738,9 @@ def test_the_minima_of_several_sets_are_averaged(monkeypatch, seed):
     """Each set more takes its share of what noise leaves, and the norm that is told is that of all of them."""
     model, gaps, results = logistic(rows=60, dim=20), [], []
     best = quiet(CholeskyGaussian(20, dtype=torch.float64), model, tolerance=1e-6).loss
-    monkeypatch.setattr("torchngvi.fitting.descent.Descent.most", 256)
+    monkeypatch.setattr("torchngvi.fitting.pool.Descent.most", 256)
     for sets in (0, 96):  # draws a coordinate: none, and 6 of 256
-        monkeypatch.setattr("torchngvi.fitting.descent.Descent.spread", sets)
+        monkeypatch.setattr("torchngvi.fitting.pool.Descent.spread", sets)
         q = CholeskyGaussian(20, dtype=torch.float64)
         torch.manual_seed(seed)
         results.append(fit(q, model.log_joint, tolerance=1e-2, progress=False, examine=False))

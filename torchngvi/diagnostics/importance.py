@@ -92,10 +92,7 @@ def elbo(
     Wanted as a check by draws that the fit has not seen, or for a model without an expectation in closed form.
 
     Args:
-        q: the posterior, which is drawn from.
-        target: the model, or a function of theta that returns the log joint.
-        num_samples: S, at least 2.
-        generator: of the draws; torch's default generator if None.
+        q, target, num_samples, generator: those of `log_weights`; a temperature of 0 is allowed.
 
     Returns:
         The bound in nats, and its standard error, both (*batch,).
@@ -234,11 +231,7 @@ def fit_generalized_pareto(
     length: Tensor,  # (N,)
     prior: tuple[float, float] = (10.0, 0.5),  # of k̂: its weight, in draws, and its value
 ) -> tuple[Tensor, Tensor]:
-    """Shape k and scale σ (N,) of the generalised Pareto distribution, by Zhang and Stephens (2009).
-
-    The posterior mean of b = k/σ over a grid of m = 30 + ⌊√n⌋ candidates by profile likelihood; then
-    k = mean log(1 - b x), and k̂ is pulled to 0.5 with the weight of 10 observations (Vehtari et al. 2024, appendix).
-    """
+    """Shape k and scale σ (N,) of a generalised Pareto distribution (Zhang and Stephens 2009; Vehtari et al. 2024)."""
     most = len(excess)
     n = length.double()
     grid = 30 + n.sqrt().floor()  # candidates, of each column
@@ -393,12 +386,7 @@ def _normal(square: Tensor, dim: int) -> Tensor:
 
 
 def weighted_moments(theta: Tensor, log_weights: Tensor, expected: Tensor, doubtful: int = 16) -> Corrected:
-    """Moments by draws (S, D) with smoothed weights; their errors by the delta method, the weights as if given.
-
-    Weights that are well behaved do not make an average so: of the terms w (θ_k - m_k)² of a variance a k̂ of their own
-    is taken where the sd is farthest from what is expected (Vehtari et al. 2024, section 2.4).  Above 0.5 the
-    error of the variance has no bound, and there may be more than was found.
-    """
+    """Moments by draws (S, D) with smoothed weights; their errors by the delta method, the weights as if given."""
     smooth = smoothed(log_weights)
     w, draws = smooth.log_weights.exp(), theta.double()
     mean = w @ draws
@@ -406,6 +394,8 @@ def weighted_moments(theta: Tensor, log_weights: Tensor, expected: Tensor, doubt
     sd = (w @ deviation.square()).sqrt()
     mean_error = (w.square() @ deviation.square()).sqrt()
     log_sd_error = 0.5 * (w.square() @ (deviation.square() / sd.square() - 1).square()).sqrt()
+    # weights that are well behaved do not make an average so: the terms of a variance have a k̂ of their own, above 0.5
+    # of which its error has no bound (Vehtari et al. 2024, section 2.4)
     farthest = (sd / expected.double()).log().abs().nan_to_num(0.0).topk(min(doubtful, len(sd))).indices
     own = torch.full_like(sd, torch.nan)
     own[farthest] = smoothed(log_weights.double()[:, None] + deviation[:, farthest].square().log()).k_hat

@@ -328,8 +328,7 @@ def tails(z: Tensor, residuals: Tensor) -> tuple[Tensor, Tensor]:
     uncorrelated, and no noise at all where ℓ is a quartic.
 
     Args:
-        z: antithetic standard normal draws, (S, D), the second half minus the first.
-        residuals: r = Cᵀ∇ℓ/γ - z at θ = m + C z, (S, D).
+        z, residuals: those of `third_order`, (S, D).
 
     Returns:
         κ, one a direction of the frame, (D,), and its standard error, (D,).

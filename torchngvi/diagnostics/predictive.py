@@ -80,11 +80,8 @@ def log_predictive_density(
     that are log-concave in η and bend on a scale of about 1 or where they decide.
 
     Args:
-        model: the model that q was fitted to.
-        q: the posterior.
-        X: the new rows, (N, D) or (*batch, N, D).
-        y: their targets, (N,) or (*batch, N); classes as 0/1 or -1/+1.
-        offset: (N,) or (*batch, N); 0 by default.
+        model, q, X, offset: those of `predictor_moments`.
+        y: the targets of the rows, (N,) or (*batch, N); classes as 0/1 or -1/+1.
 
     Returns:
         One logarithm of a density or probability a row, (*batch, N), in float64.
@@ -107,10 +104,7 @@ def predictive_mean(model: GeneralizedLinear, q: Gaussian, X: Tensor, offset: Te
     """Compute the predictive means E[y_n | x_n] under q: for classes the probability of success.
 
     Args:
-        model: the model that q was fitted to.
-        q: the posterior.
-        X: the new rows, (N, D) or (*batch, N, D).
-        offset: (N,) or (*batch, N); 0 by default.
+        model, q, X, offset: those of `predictor_moments`.
 
     Returns:
         One mean a row, (*batch, N), in float64.
@@ -149,11 +143,8 @@ def accuracy(
     """Compute the share of new rows whose class is predicted, y (Xm + o) > 0 with y = ±1.
 
     Args:
-        model: the model that q was fitted to.
-        q: the posterior.
-        X: the new rows, (N, D) or (*batch, N, D).
-        y: their classes, (N,) or (*batch, N), as 0/1 or -1/+1.
-        offset: (N,) or (*batch, N); 0 by default.
+        model, q, X, offset: those of `predictor_moments`.
+        y: the classes of the rows, (N,) or (*batch, N), as 0/1 or -1/+1.
         weights: how much each row counts, (N,) or (*batch, N); all the same by default.
 
     Returns:

@@ -58,54 +58,32 @@ _NOTHING: Mapping[int, float] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class ExaminationLimits:
-    """The limits of an examination and its verdict, set on the part "tune" of ``benchmarks/truths``, judged on "held".
+    """The limits of an examination and its verdict, set on "tune" of ``benchmarks/truths`` and judged on "held"."""
 
-    Attributes:
-        off: of a log sd, and of a mean in sds: q fits below the first, and does not fit from the second on.
-        wrong: of a log sd too small of which it is known that there may be more, from which on q does not fit.
-        tails: of -κ, in the same way as `off`.
-        effective: draws from which on importance weights are trusted.
-        useful: draws from which on what they find speaks against q, though there may be more.
-        wild: of the k-hat of an sd: from the first on there may be more, from the second on more draws help.
-        wild_off: of a log sd below which q fits where there may be more.
-        doubted: k-hat of an sd from which on its margin is asked for: it is known to about 0.1, and above 0.5 the
-            error of an sd is not.
-        noted: log sd too small from which on one that may be more is looked at again.
-        errors: standard errors by which an estimate may be off.
-        clear: standard errors by which weights that are not trusted must be beyond a limit.
-        plain: k-hat of the wider proposal, and nats from the posterior, below which q fits plainly.
-        beyond: log sd from which on the third order decides alone where importance weights are of no use.
-        skewed: nats of skewness along the axes, and their share of all, from which on a warp is offered.
-        agreed: nats a coordinate up to which the evidence by Laplace's method is that of the weights.
-        hopeful: effective draws that more importance weights have to promise.
-        widest: dimensions up to which M, of third derivatives, is formed.
-        searched: dimensions below which other modes are searched for.
-        starts: of that search, at least and at most.
-        far: sds of q by which another mode is away from q at least, or 2 √D where that is more.
-        faint: nats below the ELBO down to which another mode counts.
-    """
-
+    # of a log sd, and of a mean in sds: q fits below the first, and does not fit from the second on
     off: tuple[float, float] = (0.2, 0.35)
-    wrong: float = math.log(1.3)
-    tails: tuple[float, float] = (0.95, 1.15)
-    effective: float = 200.0
-    useful: float = 100.0
+    wrong: float = math.log(1.3)  # of a log sd too small that may be even more so, from which on q does not fit
+    tails: tuple[float, float] = (0.95, 1.15)  # of -κ, in the same way as `off`
+    effective: float = 200.0  # draws from which on importance weights are trusted
+    useful: float = 100.0  # draws from which on what they find speaks against q, though there may be more
+    # of the k-hat of an sd: from the first on there may be more, from the second on more draws help
     wild: tuple[float, float] = (0.6, 0.7)
-    wild_off: float = 0.15
+    wild_off: float = 0.15  # of a log sd below which q fits where there may be more
+    # k-hat of an sd, known to about 0.1, from which on its margin is asked for; above 0.5 its error has no bound
     doubted: float = 0.4
-    noted: float = 0.1
-    errors: float = 2.0
-    clear: float = 1.0
-    plain: tuple[float, float] = (0.5, 0.1)
-    beyond: float = 0.7
-    skewed: tuple[float, float] = (0.05, 0.15)
-    agreed: float = 0.2
-    hopeful: float = 100.0
-    widest: int = 2000
-    searched: int = 60
-    starts: tuple[int, int] = (2, 8)
-    far: float = 4.0
-    faint: float = 5.0
+    noted: float = 0.1  # log sd too small from which on one that may be more is looked at again
+    errors: float = 2.0  # standard errors by which an estimate may be off
+    clear: float = 1.0  # standard errors by which weights that are not trusted must be beyond a limit
+    plain: tuple[float, float] = (0.5, 0.1)  # k-hat of the wider proposal, and nats away, below which q fits plainly
+    beyond: float = 0.7  # log sd from which on the third order decides alone where importance weights are of no use
+    skewed: tuple[float, float] = (0.05, 0.15)  # nats along the axes, and their share, from which on a warp is offered
+    agreed: float = 0.2  # nats a coordinate up to which the evidence by Laplace's method is that of the weights
+    hopeful: float = 100.0  # effective draws that more importance weights have to promise
+    widest: int = 2000  # dimensions up to which M, of third derivatives, is formed
+    searched: int = 60  # dimensions below which other modes are searched for
+    starts: tuple[int, int] = (2, 8)  # of that search, at least and at most
+    far: float = 4.0  # sds of q by which another mode is away from q at least, or 2 √D where that is more
+    faint: float = 5.0  # nats below the ELBO down to which another mode counts
 
 
 LIMITS = ExaminationLimits()
@@ -926,8 +904,9 @@ class _Examination:
         if self.rises:
             word, reasons = NOT, (_RISES, *(reasons if word == NOT else ()))
         effort = Effort(*self.allowed.spent, self.starts, tuple(self.unexamined), self.climbed)
-        found = Verdict(word, reasons, self.marginals, shape, sampled, others, effort, margins=self.margins)
-        return replace(found, family=BENT) if self.warped else found
+        family = BENT if self.warped else GAUSSIAN
+        numbers = self.marginals, shape, sampled, others, effort
+        return Verdict(word, reasons, *numbers, family=family, margins=self.margins)
 
     def judged(
         self, shape: Shape | None, sampled: Sampled | None, others: Sequence[OtherMode] = ()

@@ -27,19 +27,14 @@ from torchngvi.posteriors.product import Product, natural_form
 
 
 class Anderson:
-    """Anderson acceleration of a fixed-point iteration of positive numbers, in their logarithms (Walker and Ni 2011).
-
-    With x = log η the next point is that of `anderson`, but no entry changes by more than a factor of e from G(x).
-    Where the bound has fallen the memory is emptied, and the iteration goes back to ``image``, G(x) of the point x that
-    had the smallest loss ``best`` so far.
-    """
+    """Anderson acceleration of a fixed-point iteration of positive numbers in their logarithms (Walker and Ni 2011)."""
 
     def __init__(self, memory: int) -> None:
         self.memory = memory
         self.points: list[Tensor] = []  # x, (n,)
         self.residuals: list[Tensor] = []  # G(x) - x
-        self.best = math.inf
-        self.image: Tensor | None = None
+        self.best = math.inf  # the smallest loss so far
+        self.image: Tensor | None = None  # G(x) there, to which the iteration goes back where the bound has fallen
 
     def next(self, x: Tensor, image: Tensor, loss: float) -> Tensor:
         """Take in an iterate (n,) with its image G(x) and its loss, and return the next iterate."""
@@ -60,11 +55,7 @@ def sweeps_of(request: Request) -> tuple["CoordinateSweeps", Criterion]:
 
 
 class CoordinateSweeps(Engine):
-    """The engine of `torchngvi.fit` for a product: a sweep over its sites is an evaluation.
-
-    A record is of a sweep: its loss is the negative ELBO before it, and its norm the Fisher length of all changes that
-    it would make with γ = 1.
-    """
+    """Sweeps over the sites of a product, each an evaluation with the ELBO before it and its length for γ = 1."""
 
     unit = "sweep"
 

@@ -55,12 +55,12 @@ class LaplaceResult(NamedTuple):
     (True, 0, 4.0)
     """
 
-    mode: Tensor  # (*batch, D)
-    converged: Tensor  # (*batch,)
-    decrement: Tensor  # √(gᵀH⁻¹g), (*batch,): ℓ is about half its square above the minimum
+    mode: Tensor
+    converged: Tensor
+    decrement: Tensor
     iterations: int
-    repaired: Tensor  # eigenvalues of H below the floor at the mode, (*batch,); 0 where H is as it is
-    smallest: Tensor  # the smallest eigenvalue of H at the mode, before the repair, (*batch,)
+    repaired: Tensor
+    smallest: Tensor
 
 
 class Curvature(NamedTuple):
@@ -108,11 +108,7 @@ def search(
 def _backtracked(
     target: Target, theta: Tensor, energy: Tensor, direction: Tensor, square: Tensor, active: Tensor, halvings: int = 40
 ) -> tuple[Tensor, Tensor]:
-    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, of each active member.
-
-    ``square`` is gᵀH⁻¹g, which the whole step promises twice; 1e-4 of that is enough.  Returns where the step has led,
-    (*batch, D), and which members have moved, (*batch,).
-    """
+    """Take the longest of the steps 1, ½, ¼, .. along which ℓ falls enough, 1e-4 of gᵀH⁻¹g; and say who has moved."""
     waiting, result = active, theta
     rounding = 4 * torch.finfo(energy.dtype).eps * energy.abs().clamp_min(1.0)
     for halving in range(halvings):
@@ -140,11 +136,7 @@ def put_at(q: Gaussian, mode: Tensor, curvature: Curvature, temperature: float, 
 
 
 def repaired(H: Tensor) -> tuple[Curvature, Tensor, Tensor]:
-    """H (*batch, D, D) with eigenvalues by absolute value, none below a floor; how many were, and the smallest.
-
-    >>> repaired(torch.diag(torch.tensor([2.0, -1.0])))[0].solve(torch.ones(2)).tolist()
-    [0.5, 1.0]
-    """
+    """H (*batch, D, D) with eigenvalues by absolute value, none below a floor; how many were, and the smallest."""
     values, vectors, _ = eigh(H)
     smallest = values[..., 0]
     floor = 10 * H.shape[-1] * torch.finfo(H.dtype).eps * values.abs().amax(-1, keepdim=True)
@@ -285,11 +277,7 @@ def start_at_mode(
     near: float = 0.1,
     most: int = 50,
 ) -> int:
-    """Set q to about N(mode, γ (ΠH)⁻¹), for the members whose ℓ is finite there, and return the number of passes.
-
-    It ends where gᵀH⁻¹g/γ is below ``near``, about a twentieth of a nat above the minimum of ℓ/γ: Laplace's
-    approximation itself is mostly off the optimum by more.
-    """
+    """Set members to about N(mode, γ (ΠH)⁻¹), to a twentieth of a nat where ℓ is finite, and return how many passes."""
     structure, in_pattern = q.structure, _stays_in_pattern(q, target)
 
     def at(theta: Tensor) -> tuple[Tensor, Tensor, Curvature]:

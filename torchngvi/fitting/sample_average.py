@@ -12,8 +12,8 @@ Its minimum misses that of L by about half of
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as many more as the
 noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.
 
-Parts: `starts`, `pool` (over all draws so far), `descent` (averages over one set of draws after another), and here the
-order of them, the check on fresh draws, and the words.
+Parts: `starts`, `pool` (over all draws so far, and averages over one set of draws after another), and here the order of
+them, the check on fresh draws, and the words.
 """
 
 import math
@@ -29,10 +29,9 @@ from torchngvi.diagnostics.verdict import Allowance, ExaminationSettings, examin
 from torchngvi.errors import InputError, TorchngviError
 from torchngvi.expectations.draws import Fixed, drawn_seed
 from torchngvi.fitting.checkpoints import Generators, describe_problem
-from torchngvi.fitting.descent import Descent, Place, Point
 from torchngvi.fitting.fit import Request, tolerance_by_draws
 from torchngvi.fitting.loop import Ending, Engine, Examined
-from torchngvi.fitting.pool import PoolLoop
+from torchngvi.fitting.pool import Descent, Place, Point, PoolLoop
 from torchngvi.fitting.starts import EngineSettings, Starts
 from torchngvi.fitting.stopping import Criterion, Standing, Stop
 from torchngvi.interfaces import Target
@@ -119,10 +118,7 @@ def averages_of(request: Request) -> tuple[Engine, Criterion]:
 
 
 class SampleAverages(Engine):
-    """`torchngvi.fit` on a log joint ``target`` that gives the same value twice, without an optimizer.
-
-    The tolerance is on √(norm² + noise²); ``examine`` says afterwards whether a Gaussian fits.
-    """
+    """`torchngvi.fit` on a log joint without an optimizer; the tolerance is on √(norm² + noise²)."""
 
     name = "VN"
 
@@ -304,15 +300,13 @@ class SampleAverages(Engine):
         return Ending(True, reason + self._cut(judged), float(-judged.elbo.sum()), descent.point.total, everyone)
 
     def _doubts(self, judged: Fresh, overfit: float = 0.5) -> bool:
-        """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other.
-
-        By the draws of averages the loss may be better by some nats; of a pool of few draws all may have missed a wall.
-        """
+        """Whether fresh draws are far less favourable than those of the fit, or differ by nats among each other."""
         descent, pools, unit = self.descent, self.pooled.runs, self.target.temperature or 1.0
         error = float(judged.error.amax())
         optimism = float((-judged.elbo - descent.point.loss).amax()) - 5 * error
         if descent.draws >= descent.most:
             return False
+        # all of few draws may have missed a wall
         few = pools and descent.draws < self.engine_settings.least and error > self.tolerance * unit
         return optimism > (0.0 if pools else overfit) + self.tolerance or error > unit or few
 
@@ -328,11 +322,7 @@ class SampleAverages(Engine):
     # -------------------------------------------------------------------------------- other starts
 
     def _better_start(self) -> _Path[bool]:
-        """Try another start, once; True where q now is at a better one.
-
-        Where a mode was trusted modes are searched for from points around it.  Where none was, or where averages over
-        passes have ended elsewhere than at a minimum, see `Starts.other`.
-        """
+        """Try another start, once, a mode around a trusted one or `Starts.other`; True where q is at a better one."""
         trusted, point = self.starts.trusted, self.descent.point
         apart = self.starts.searched and (trusted or self.pooled.runs)
         apart |= self.target.in_passes and bool((point.norm2 > point.noise2).any()) and point.total > self.tolerance
@@ -433,11 +423,7 @@ def examined(
     over: Callable[[], bool],
     warped: Warped | None = None,
 ) -> Examined:
-    """Examine a q that has been fitted from those starts, or what is warped around it, whatever it comes upon.
-
-    It takes from the log joint what the fit has taken at most, or what `ExaminationSettings` allows where that is more,
-    and what the budgets of the run have left; q and the generators of torch stay as they are.
-    """
+    """Examine a fitted q, or what is warped around it, within the budgets; torch's generators stay as they are."""
     modes, around = starts.modes, starts.mean
     with ExitStack() as stack:
         if warped is not None:  # in the space of the base
@@ -467,11 +453,7 @@ def examined(
 
 
 def _distance(point: Point, growth: float = 1.0, flat: tuple[float, float] = (1.5, 10.0)) -> str:
-    """How far off q is in nats, where that is known: at the minimum of an average that is not all noise.
-
-    It is half the square of the norm, or ``growth`` times more, from the first of ``flat`` on; beyond the second of
-    them words say that it is not known.
-    """
+    """How far off q is in nats, ``growth`` times half of norm² where the ELBO is flat; nothing where not known."""
     small = point.norm2 <= point.noise2.clamp_min(0.01)
     if not bool((small & (point.noise2 < 1)).all()):
         return ""

@@ -265,10 +265,7 @@ class SmoothedSteps(Engine):
 
 
 def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
-    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps.
-
-    It is `FamilySteps`, or `IFVB` with ρ_k = (100 + k)^-¾.
-    """
+    """Make the engine of a `Request` for a flat posterior, and what ends its run; an optimizer makes its own steps."""
     q, target, tolerance = request.q, request.target, request.tolerance
     if request.optimizer is not None:
         return request.engine("steps")
@@ -289,11 +286,7 @@ def flat_steps_of(request: Request) -> tuple[Engine, Criterion]:
 
 @final
 class FamilySteps(SmoothedSteps):
-    """Natural gradients of an exponential family, which begin at the posterior where the log joint is conjugate.
-
-    Steps are at most ``trust`` nats long, with γ_k = (1 + k/until)^-¾.  The usual tolerance in float32, where the
-    coefficients of large problems have a relative error of 1e-6, is worth 5e-5 nats.
-    """
+    """Natural gradients of an exponential family with γ_k = (1 + k/until)^-¾, from the posterior of a conjugate ℓ."""
 
     refused = 0  # steps in a row that led out of the domain
     most_refused = 20  # after which none is expected to stay

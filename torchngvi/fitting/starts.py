@@ -54,74 +54,46 @@ class EngineSettings:
     They were chosen on eight schools, forty groups, logistic regressions of 50 and Poisson regressions of 33
     coefficients, and judged on the other rows of ``python -m benchmarks.engine_table``, whose option
     ``--set FIELD=VALUE`` runs them with another number; the appendix of black_box.md has a row for each.
-
-    Attributes:
-        trust: nats, and nats a coordinate, by which a mode may miss its promise and be trusted.
-        units: nats a coordinate by which q is worse than a mode that is not trusted, where the data are in units of
-            their own.
-        widest: dimensions up to which one Gaussian with a full covariance is fitted by a pool, where a mode is trusted
-            and where none is: its regressions take D² numbers a draw.  In as many as the first a mean field comes
-            first where no mode is trusted.
-        fewest: draws of a lot, and of an average, at least.
-        radius: nats, and nats a coordinate, by which q may move from where it has drawn last.
-        bold: share of the nats just gained by which it may move where it is far from an optimum.
-        far: times noise² that norm² is there.
-        stretch: bounds of the eigenvalues of a first step there.
-        steps: of Anderson's acceleration over one pool, which remembers half as many.
-        lengths: of each step that are tried.
-        solved: share of noise² that norm² may be at the end of the steps.
-        kept: share of the effective draws that steps must leave.
-        share: of the weights, times the mean of a draw, below which a lot is forgotten.
-        lots: that are kept, at most.
-        aim: share of tolerance² that noise² is to have at the end.
-        growth: share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps.
-        least: effective draws at the end, unless they say that noise² is a hundredth of what is tolerated.
-        cosine: of two moves from which on a third one may go on along the last.
-        looks: values of the log joint at each of the places along it.
-        rough: norm at which a mean field that comes before the full covariance ends, and from which on another start is
-            tried before q needs more than so many `dear` draws.
-        draft: draws after which it ends in any case.
-        early: draws of the full covariance before another start may be tried in the place of more.
-        dear: draws of an average, or of a pool near its end, from which on another start is worth its cost.
-        most: draws in all.
-        numbers: and coordinates of them, for the memory: about fifty bytes each.
     """
 
-    trust: tuple[float, float] = (1.0, 0.3)
-    units: float = 3000.0
+    trust: tuple[float, float] = (1.0, 0.3)  # nats, and nats a coordinate, by which a trusted mode may miss its promise
+    units: float = 3000.0  # nats a coordinate by which q is worse than a mode, where data are in units of their own
+    # dimensions up to which a pool fits a full covariance, where a mode is trusted and where none is: its regressions
+    # take D² numbers a draw; in as many as the first a mean field comes first where no mode is trusted
     widest: tuple[int, int] = (150, 300)
-    fewest: int = 32
-    radius: tuple[float, float] = (0.5, 0.05)
-    bold: float = 0.1
-    far: float = 4.0
-    stretch: tuple[float, float] = (0.25, 16.0)
-    steps: int = 12
-    lengths: tuple[float, ...] = (1.0, 0.4, 0.16, 0.064)
-    solved: float = 0.05
-    kept: float = 0.5
-    share: float = 0.1
-    lots: int = 40
-    aim: float = 0.8
+    fewest: int = 32  # draws of a lot, and of an average, at least
+    radius: tuple[float, float] = (0.5, 0.05)  # nats, and nats a coordinate, that q may move from where it drew last
+    bold: float = 0.1  # share of the nats just gained by which it may move where it is far from an optimum
+    far: float = 4.0  # times noise² that norm² is there
+    stretch: tuple[float, float] = (0.25, 16.0)  # bounds of the eigenvalues of a first step there
+    steps: int = 12  # of Anderson's acceleration over one pool, which remembers half as many
+    lengths: tuple[float, ...] = (1.0, 0.4, 0.16, 0.064)  # of each step that are tried
+    solved: float = 0.05  # share of noise² that norm² may be at the end of the steps
+    kept: float = 0.5  # share of the effective draws that steps must leave
+    share: float = 0.1  # of the weights, times the mean of a draw, below which a lot is forgotten
+    lots: int = 40  # that are kept, at most
+    aim: float = 0.8  # share of tolerance² that noise² is to have at the end
+    # share of the effective draws that a lot has, at most: in a valley, at the end, and where it creeps
     growth: tuple[float, float, float] = (0.25, 1.0, 0.3)
-    least: int = 200
-    cosine: float = 0.6
-    looks: int = 64
+    least: int = 200  # effective draws at the end, unless they say that noise² is a hundredth of what is tolerated
+    cosine: float = 0.6  # of two moves from which on a third one may go on along the last
+    looks: int = 64  # values of the log joint at each of the places along it
+    # norm at which a mean field before the full covariance ends, and from which on another start is tried before q
+    # needs more than so many `dear` draws
     rough: float = 0.3
-    draft: int = 1500
-    early: int = 4096
-    dear: int = 512
-    most: int = 65_536
-    numbers: int = 8_000_000
+    draft: int = 1500  # draws after which it ends in any case
+    early: int = 4096  # draws of the full covariance before another start may be tried in the place of more
+    dear: int = 512  # draws of an average, or of a pool near its end, from which on another start is worth its cost
+    most: int = 65_536  # draws in all
+    numbers: int = 8_000_000  # draws times coordinates, for the memory: about fifty bytes each
 
 
 def sampled_loss(q: Gaussian, target: Guarded, draws: int, seed: int, *, failing: float = FAILING) -> float:
-    """L of q from whitened draws, the same for every q, of a batch the sum; infinite where it is not finite.
-
-    Of one q those draws at which the log joint is NaN are left out, if they are a small share.
-    """
+    """L of q, of a batch the sum, from whitened draws, the same for every q; infinite where it is not finite."""
     with torch.no_grad():
         values = target.log_joint(q.push_noise(Fixed(draws, seed=seed)(q.mean_probe.detach())).detach())
         bad = values.isnan()
+        # of one q the log joint may fail at a small share of them
         if not q.batch_shape and 0 < int(bad.sum()) <= max(2 * (failing > 0), failing * draws):
             values = values[~bad]
         loss = float((-values.mean(0) - target.temperature * q.entropy()).sum())
@@ -134,10 +106,7 @@ def allowance(dim: int, trust: tuple[float, float]) -> float:
 
 
 class Starts:
-    """The first start of a fit and the others, and where a fit can go back to.
-
-    The engine sets ``over``, whether a budget is used up, and ``keep``, which takes the best coordinates so far.
-    """
+    """The first start of a fit and the others, and where a fit can go back to."""
 
     bounded = 1e12  # nats to which the ELBO may rise
     scales = (1.0, 0.3, 0.1, 0.03, 0.01, 1e-3)  # of that of q, where the first draws fall off the support
@@ -155,6 +124,7 @@ class Starts:
         self.narrowed: Coordinates | None = None  # q before the fit, which has begun elsewhere
         self.hierarchical = in_factors(q, target.target) or forest_of(q) is not None
         self.looked = False  # at other starts
+        # set by the engine: whether a budget is used up, and what takes the best coordinates so far
         self.over: Callable[[], bool] = lambda: False
         self.keep: Callable[[Coordinates], None] = lambda coordinates: None
         self._kept = math.inf  # the loss there
@@ -554,11 +524,7 @@ def stream_batches(q: Gaussian, target: DataLogJoint, seed: int) -> None:
 
 @torch.no_grad()
 def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
-    """Put q where some of the rows lead, before evaluations that are passes over all of them.
-
-    Of several processes the first has its part to begin with, and hands on where that leads.  What n of N rows say is
-    as wide as √(N/n) times what all of them say, and q is made narrower by that.
-    """
+    """Put q where some of the rows lead: of several processes those of the first, which hands on where they lead."""
     local: Target = target
     processes, rows = Processes.alone(), getattr(target, "num_data", 0)
     if isinstance(target, ShardedLogJoint | ShardedTractable):
@@ -569,7 +535,7 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
         if processes.leads and isinstance(local, Streamed) and not q.batch_shape:
             part = local.beginning(_SETTINGS.rows)
             _try_steps(VN(q), part, _SETTINGS.rows_norm, _SETTINGS.rows_steps)
-            _narrow(q, math.sqrt(part.num_data / rows))
+            _narrow(q, math.sqrt(part.num_data / rows))  # what n of N rows say is as wide as √(N/n) times what all say
         elif processes.leads and isinstance(local, DataLogJoint):
             stream_batches(q, local, seed)
             if local is not target and not q.batch_shape:
@@ -579,10 +545,7 @@ def start_in_passes(q: Gaussian, target: Target, seed: int) -> None:
 
 
 def _put_at_mode(q: CholeskyGaussian, target: Guarded, seed: int) -> bool:
-    """Put q at the mode of a batch of a log joint under what is known, where its loss is lower; whether it is.
-
-    A mode whose loss misses its promise, as where scales have collapsed, is better only than a q that is far off.
-    """
+    """Put q at the mode of a batch under what is known, where its loss is lower; whether it is."""
     here, loss = q.snapshot(), sampled_loss(q, target, _SETTINGS.glance, seed)
     mode = find_mode(target, q.mean, _SETTINGS.gradients * q.dim)
     if mode is None:
@@ -591,6 +554,7 @@ def _put_at_mode(q: CholeskyGaussian, target: Guarded, seed: int) -> bool:
     gamma, settings = target.temperature or 1.0, EngineSettings()
     there = sampled_loss(q, target, _SETTINGS.glance, seed)
     trusted = there <= mode.promised_loss(q, gamma) + gamma * allowance(q.dim, settings.trust)
+    # where scales have collapsed a mode misses its promise, and is better only than a q that is far off
     lower = there < loss and (trusted or not loss <= there + gamma * settings.units * q.dim)
     if not lower:
         q.restore(here)

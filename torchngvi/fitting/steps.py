@@ -48,10 +48,7 @@ def steps_of(request: Request) -> tuple["Steps", Criterion]:
 
 
 def usual_optimizer(q: Posterior, target: Target, widest_full: int = 200, widest: int = 500) -> NaturalGradientVI:
-    """Newton's method on the bound where it is convex and products with its Hessian are cheap, else VN.
-
-    It is the faster one up to so many coordinates, with all covariances and with few.
-    """
+    """Newton's method on the bound where it is convex, products with its Hessian are cheap and D is small, else VN."""
     if not (isinstance(target, TractableTarget) and isinstance(q, Gaussian) and target.curved and target.comparable):
         return VN(q)
     full = q.structure.widest == q.dim
@@ -165,13 +162,10 @@ class Steps(Engine):
     # -------------------------------------------------------------------------------- the mode
 
     def _at_the_mode(self, status: Status) -> Status:
-        """Where q begins very far off, as for counts with wide columns, go on from Laplace's approximation.
-
-        E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by a few
-        nats each, where Newton's method for the mode does not see the width of q.  Where ℓ is convex, a pass of that
-        costs a fraction of an evaluation, and q goes there unless it is near the optimum.  Members that are not better
-        there stay where they are.
-        """
+        """Go on from Laplace's approximation with the members that begin very far off, and are better there."""
+        # E_q e^η grows as e^(ν²/2) with the variance ν² of η: from a wide q natural-gradient steps take it down by few
+        # nats each, where Newton's method for the mode does not see the width of q; a pass of that costs a fraction of
+        # an evaluation where ℓ is convex
         self.places = False
         settings, device = self.engine_settings, self.q.mean_probe.device
         limit = settings.near if self.convex and self.batch_size is None else settings.far  # a pass has led near

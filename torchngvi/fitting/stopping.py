@@ -169,11 +169,7 @@ class NormBelow(Criterion):
 
 
 class Rounding:
-    """What the rounding of a loss hides: a run whose steps could gain no more has converged, whatever its tolerance.
-
-    A natural-gradient norm ν promises at most ½ν² nats.  Where it stays as it is, the loss is looked at on neighbours
-    of q, some units in the last place of its mean away, whose losses differ by rounding alone.
-    """
+    """Whether the ½ν² nats that a norm ν promises are less than what rounding hides of the loss near q."""
 
     def __init__(self) -> None:
         self._best, self._idle = math.inf, 0

@@ -116,10 +116,7 @@ class Bending:
         return kept.to(energy) / kept.sum()
 
     def noise(self, u: Tensor) -> float:
-        """The squared standard error of the gradient at the point that was evaluated last, by groups of pairs.
-
-        C⁻ᵀz at x = m + Cz has the gradient of log|C| as its mean over whitened draws, exactly, and is no noise.
-        """
+        """The squared standard error of the gradient at the point that was evaluated last, by groups of pairs."""
         assert self.weights is not None
         pairs, gradients = torch.arange(len(self.z), device=self.z.device).reshape(2, -1), []
         for group in pairs.tensor_split(self.groups, dim=1):
@@ -129,6 +126,7 @@ class Bending:
                 theta, volume, _, frame = self._bent(at, z)
                 structure, root = frame.structure, frame.root.detach()
                 normal = (structure.solve if frame.upper else structure.tsolve)(root, z)
+                # C⁻ᵀz has the gradient of log|C| as its mean over whitened draws, exactly, and is no noise
                 terms = (force * theta).sum(-1) - volume - (normal * (frame.mean + frame.push(z))).sum(-1)
                 (gradient,) = torch.autograd.grad((weights * terms).sum() / weights.sum(), at)
             gradients.append(gradient)
@@ -194,10 +192,7 @@ class Bending:
         return math.isfinite(self.value) and math.isfinite(self.norm2)
 
     def advance(self, trust: float = 0.7, tries: int = 8, most: int = 60) -> bool:
-        """Put q at the next trial; False, with q at the best, where the minimisation over these draws has ended.
-
-        One step bends a coordinate by ``trust`` in Fisher length at most.
-        """
+        """Put q at the next trial, within ``trust`` in Fisher length of each curve; False, at the best, at the end."""
         enough = max(0.5 * self.noise2, 0.05 * self.tolerance**2)
         spent = self.evaluations - self.first >= most
         if not self.finite or self.norm2 <= enough or spent or self.tries >= tries:
@@ -271,13 +266,6 @@ def skewed_directions(q: Gaussian, target: Target, seed: int, variances: float =
 
     and a curve z + ε(z² - 1) along a unit vector u gains about T(u, u, u)²/12 nats.  A rotation has to gain some
     variances of an entry of T, and at least 1e-5 nats.
-
-    >>> from torchngvi import CholeskyGaussian, LogJoint
-    >>> turn = torch.tensor([[0.6, -0.8], [0.8, 0.6]], dtype=torch.float64)
-    >>> target = LogJoint(lambda theta: (0.5 * (theta @ turn) - (0.5 * (theta @ turn)).exp()).sum(-1))
-    >>> found = skewed_directions(CholeskyGaussian(2, dtype=torch.float64), target, seed=0)
-    >>> bool((found.mT @ turn).abs().amax(0).min() > 0.999)
-    True
     """
     frame = q.frame()
     z = Fixed(min(max(4096, 128 * q.dim), 16_384), seed)(frame.mean)
@@ -295,15 +283,7 @@ def skewed_directions(q: Gaussian, target: Target, seed: int, variances: float =
 
 
 def rotated_apart(T: Tensor, least: float = 0.0, sweeps: int = 30, still: float = 1e-6) -> Tensor:
-    """Find the rotation Q with the largest Σ_i T(q_i, q_i, q_i)² for a symmetric T, (D, D, D), by plane rotations.
-
-    Their best angles are in closed form (Comon 1994); angles below ``still`` leave all as it is.
-
-    >>> Q = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)).double())[0]
-    >>> T = torch.einsum("ia,ja,ka,a->ijk", Q, Q, Q, torch.tensor([3.0, 2.0, 1.0]).double())
-    >>> bool(((rotated_apart(T).mT @ Q).abs().amax(0) - 1).abs().max() < 1e-9)
-    True
-    """
+    """Find the rotation Q with the largest Σ_i T(q_i, q_i, q_i)² for a symmetric T, by plane rotations (Comon 1994)."""
     dim, T = len(T), T.clone()
     turned = torch.zeros(dim, dim, dtype=torch.bool, device="cpu")  # planes in which there was something to gain
     Q = torch.eye(dim, dtype=T.dtype, device=T.device)
@@ -420,10 +400,7 @@ class WarpedAverages(SampleAverages):
         return more
 
     def _hopeful(self, bending: Bending, long: int = 16_000) -> bool:
-        """Whether the curves gain something, or would without the noise of the draws: half of noise² is lost by it.
-
-        A small gain is believed after as many gradients as the Gaussian took, or a long run.
-        """
+        """Whether the curves gain something, or would without noise², before as many gradients as the Gaussian took."""
         gain = self._gain(self._judged_fresh())
         early = self.target.gradients - self.spent < max(long, self.spent)
         return gain >= self.worth or (early and max(gain, 0.0) + bending.noise2 >= self.worth)

@@ -830,15 +830,13 @@ class Layering:
 
 
 def _gains(axes: Tensor, M: Tensor, residuals: Residuals) -> Tensor:
-    """The share of KL that has to do with each direction u, by rows (K, D): of fourth derivatives those with u thrice.
-
-    Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12), Σ K² over those with three and
-    more is 4 |K_uuu|² - 3 K_uuuu².
-    """
+    """The share of KL that has to do with each direction u, (K, D); of fourth derivatives those with u thrice."""
     half, even, odd = residuals.halves
     along = half @ axes.mT
     twice, thrice = along.square() - 1, along.pow(3) - 3 * along
     third, fourth = _own_squares(twice, even @ axes.mT), _own_squares(thrice, odd @ axes.mT)
+    # Σ B² over all entries with an index along u is 12 (½ uᵀMu - ¼ |B_uu|² + B_uuu²/12), Σ K² over those with three
+    # and more is 4 |K_uuu|² - 3 K_uuuu²
     share = 0.5 * ((axes @ M) * axes).sum(1) - _squares(twice, even) / 4 + third / 12
     return share + (4 * _squares(thrice, odd) - 3 * fourth) / 48
 

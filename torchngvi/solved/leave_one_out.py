@@ -103,14 +103,10 @@ class Optimum:
 
     @torch.no_grad()
     def without_rows(self, rows: Tensor) -> tuple[Cavities, Tensor]:
-        """Take out one row (n,) each; the cavities after the response of the others, and ν² (n,).
-
-        With a = Vx_i, s² = x_iᵀa and k = 1/(1 - β_i s²) the cavity has the mean m + kα_i a and the covariance
-        V + kβ_i aaᵀ, and along row j de = kα_i V_ji and dv = kβ_i V_ji².
-        """
+        """Take out one row (n,) each; the cavities after the response of the others, and ν² (n,)."""
         x, alpha, beta = self.X[rows], self.alpha[rows], self.beta[rows]
         a = x @ self.V  # V x_i
-        k = 1 / (1 - beta * (a * x).sum(-1))
+        k = 1 / (1 - beta * (a * x).sum(-1))  # mean m + kα a, covariance V + kβ aaᵀ; along row j kα V_ji and kβ V_ji²
         mean = self.mean + (k * alpha)[:, None] * a
         root, info = torch.linalg.cholesky_ex(self.V + (k * beta)[:, None, None] * a[:, :, None] * a[:, None, :])
         found = self._kept(mean, root, (info == 0) & (k > 0) & (k * self.inexact <= self.lost))
@@ -649,8 +645,7 @@ def compare_models(
     Args:
         models: the result of `torchngvi.fit`, or q and the model it is the optimum of, by name; at least two.  All
             models are of the same y, with the same weights.
-        flag: of `leave_one_out`.
-        groups: of `leave_one_out`.
+        flag, groups: those of `leave_one_out`.
 
     Returns:
         The models, the best first, with everything that was computed of them.
