@@ -191,7 +191,7 @@ class Starts:
         origin, sd = self.q.snapshot(), self.q.stddev
         mode = None if self.hierarchical else self._searched()
         self.q.restore(origin)
-        draws = self.settings.fewest if self.hierarchical else self._glance
+        draws = self.settings.fewest if self.hierarchical else self.settings.fewest // 2
         self.reached = self._best_of(lambda factor: self._scaled(origin, factor), draws)
         if self.hierarchical:
             return
@@ -213,11 +213,6 @@ class Starts:
         else:
             self.q.restore(here)
 
-    @property
-    def _glance(self) -> int:
-        """Draws of each look at a scale."""
-        return self.settings.fewest // 2
-
     def _in_other_units(self, loss: float) -> bool:
         """Whether q is so much worse than a mode of that loss that the data are in units of their own."""
         return not self.reached <= loss + self._unit * self.settings.units * self.q.dim
@@ -228,7 +223,7 @@ class Starts:
         for factor in self.scales:
             if self.over() or not self._scaled(origin, factor):
                 break
-            loss = sampled_loss(self.q, self.target, self._glance, self.seed + 2)
+            loss = sampled_loss(self.q, self.target, self.settings.fewest // 2, self.seed + 2)
             if abs(loss) * torch.finfo(torch.float64).eps < self._unit:
                 break
         return loss

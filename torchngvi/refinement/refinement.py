@@ -433,7 +433,7 @@ class _Refining:
     def __init__(self, q: Gaussian, joint: Joint, seed: int, names: Sequence[str]) -> None:
         self.q, self.joint, self.seed, self.names = q, joint, seed, names
         self.gaussian = LayeredGaussian(q.mean, q.scale_tril)
-        self.before = self._quality(self.gaussian)
+        self.before = quality(self.gaussian, joint, seed + 1)
         if not math.isfinite(self.before.elbo):
             raise InputError(
                 "refine begins at draws of q, and the log joint is not finite at some of them. Fit q first, or "
@@ -456,12 +456,8 @@ class _Refining:
             self._importance()
         best = self._best() if kind is None else kind if kind in self.found else "gaussian"
         posterior, after = self.found.get(best, self.gaussian), self.tried.get(best, self.before)
-        if best == "gaussian":
-            reason = "no candidate is better than the Gaussian" + (
-                "." if kind is None else f": {self.why.get(kind, 'nothing was gained')}."
-            )
-        else:
-            reason = f"{self.why[best]}."
+        none = "no candidate is better than the Gaussian" + ("" if kind is None else f": {self.why[kind]}")
+        reason = f"{none if best == 'gaussian' else self.why[best]}."
         wider = self.wider if best == "importance" else None
         second = examined_again(posterior, self.joint, self.seed + 2, wider, self.names)
         spent = self.joint.gradients, self.joint.values
@@ -500,11 +496,8 @@ class _Refining:
         )
 
     def _judge(self, kind: str, density: Density) -> None:
-        self.found[kind], self.tried[kind] = density, self._quality(density)
-
-    def _quality(self, density: Density) -> Quality:
         """On draws that nothing was chosen by."""
-        return quality(density, self.joint, self.seed + 1)
+        self.found[kind], self.tried[kind] = density, quality(density, self.joint, self.seed + 1)
 
     def _best(self) -> str:
         """The density with the largest ELBO; weighted draws where they are worth more and see as much of space."""
