@@ -92,7 +92,7 @@ _MERGED: dict[str, str] = {
     "networks.curvatures.gradient_noise networks.curvatures.reparametrized networks.curvatures.sampled_labels",
     "networks.families": "finite networks.families.base networks.families.dense networks.families.diagonal "
     "networks.families.kronecker noise",
-    "networks.laplace": "gradients",
+    "networks.laplace": "gradients predictions",
     "networks.likelihoods": "labels",
     "networks.posterior": "calibration",
     "networks.weights": "hooks",
@@ -101,7 +101,7 @@ _MERGED: dict[str, str] = {
     "numerics.kernels": "compiling",
     "numerics.linalg": "least_squares",
     "numerics.special": "gamma_functions gauss_hermite normal_tail",
-    "optim.evaluating": "watching base cache notices records state",
+    "optim.evaluating": "watching base cache notices pairs records state",
     "optim.optimizer": "averaged gradients trial",
     "posteriors.conversions": "memory roots starts",
     "posteriors.flat.exponential_family": "beta categorical concentrations dirichlet discrete gamma inverse_gamma "

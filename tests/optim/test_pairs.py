@@ -11,7 +11,7 @@ import torchngvi as ngvi
 from torchngvi.errors import PairError
 from torchngvi.ifvb import Identity, MeanFieldGaussian, Recursive
 from torchngvi.models import GeneralizedLinear
-from torchngvi.optim import NaturalGradientVI, pairs
+from torchngvi.optim import NaturalGradientVI, evaluating
 from torchngvi.posteriors import Mixture
 from torchngvi.rules import (
     Adam,
@@ -75,11 +75,11 @@ REFUSED = [
     one_draw,
 ]
 TABLES = ["AMONG_PARTS", "WITH_POSTERIOR", "WITH_TARGET", "ONE_GRADIENT", "ASKED_TWICE", "ONE_POSTERIOR"]
-ROWS = [row for name in TABLES for row in getattr(pairs, name)]
+ROWS = [row for name in TABLES for row in getattr(evaluating, name)]
 
 
 def test_every_table_is_here():
-    rows = {name for name, value in vars(pairs).items() if isinstance(value, list)}
+    rows = {name for name, value in vars(evaluating).items() if isinstance(value, list)}
     assert rows == set(TABLES)
 
 

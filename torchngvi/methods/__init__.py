@@ -14,8 +14,8 @@ from torchngvi.expectations import Independent, PathDerivative, Reparametrized, 
 from torchngvi.expectations.flat import ControlVariate, GradientEstimator, Pathwise
 from torchngvi.interfaces import Bent, Estimator, Local, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.metrics import Preconditioner, Recursive
-from torchngvi.optim import Evaluation, NaturalGradientVI, Watch, pairs
-from torchngvi.optim.pairs import posteriors_of
+from torchngvi.optim import Evaluation, NaturalGradientVI, Watch
+from torchngvi.optim.evaluating import check_kinds, posteriors_of
 from torchngvi.posteriors import NaturalGaussian, PrecisionCholeskyGaussian
 from torchngvi.posteriors.flat import ExponentialFamily, FlatPosterior
 from torchngvi.rules import (
@@ -55,7 +55,13 @@ __all__ = [
 ]
 
 
-# ------------------------------------------------------------------------------------ published methods by name
+def _always(rule: type[Rule]) -> Any:
+    """The `Method.rule_for` of a method with the same rule on every posterior."""
+
+    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
+        return rule()
+
+    return staticmethod(rule_for)
 
 
 class Method(NaturalGradientVI):
@@ -142,10 +148,7 @@ class SRVN(Method):
     >>> SRVN(q, lr=0.1).step()
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is the natural gradient in q's own coordinates, (m, C) or (m, T)."""
-        return NaturalGradient()
+    rule_for = _always(NaturalGradient)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a posterior that holds a root of the covariance or of the precision.
@@ -171,10 +174,7 @@ class SymmetricSRVN(Method):
     >>> opt = SymmetricSRVN(CholeskyGaussian(3), lr=0.1)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `SymmetricRoot`, the step in the symmetric half, by a QR factorisation."""
-        return SymmetricRoot()
+    rule_for = _always(SymmetricRoot)
 
 
 class IBLR(Method):
@@ -187,10 +187,7 @@ class IBLR(Method):
     >>> opt = IBLR(NaturalGaussian(3), lr=0.1)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `Retraction`, VN with its second-order term."""
-        return Retraction()
+    rule_for = _always(Retraction)
 
 
 class BWGD(Method):
@@ -203,10 +200,7 @@ class BWGD(Method):
     >>> opt = BWGD(CholeskyGaussian(3), lr=1e-2)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `BuresWasserstein`, the affine map of optimal transport."""
-        return BuresWasserstein()
+    rule_for = _always(BuresWasserstein)
 
 
 class SVGDDensity(Method):
@@ -219,10 +213,7 @@ class SVGDDensity(Method):
     >>> opt = SVGDDensity(CholeskyGaussian(3), lr=1e-2)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `SVGD`, along the Stein velocity of the bilinear kernel."""
-        return SVGD()
+    rule_for = _always(SVGD)
 
 
 class CovarianceGD(Method):
@@ -235,10 +226,7 @@ class CovarianceGD(Method):
     >>> opt = CovarianceGD(CholeskyGaussian(3), lr=1e-3)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `CovarianceGradient`, the Euclidean gradient in (m, V)."""
-        return CovarianceGradient()
+    rule_for = _always(CovarianceGradient)
 
 
 class RootGD(Method):
@@ -253,10 +241,7 @@ class RootGD(Method):
     >>> opt = RootGD(CholeskyGaussian(3), lr=1e-2)
     """
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `RootGradient`, the Euclidean gradient in (m, C) or (m, T)."""
-        return RootGradient()
+    rule_for = _always(RootGradient)
 
 
 class Snngm(Method):
@@ -297,8 +282,11 @@ class Snngm(Method):
         groups: list[dict[str, Any]] = [dict(item) if isinstance(item, dict) else {"posterior": item} for item in items]
         known = [group for group in groups if isinstance(group.get("posterior"), Posterior)]
         for group in known:
-            group.setdefault("lr", _small_step(group["posterior"]) if lr is None else lr)
-        norms = {_usual_norm(group["posterior"]) for group in known}
+            q = group["posterior"]
+            small = lr if lr is not None else 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
+            group.setdefault("lr", small)
+        held = [isinstance(group["posterior"], PrecisionCholeskyGaussian) for group in known]
+        norms = {"riemannian" if precision else "euclidean" for precision in held}
         if momentum is None and len(norms) > 1:
             raise PairError(
                 "Snngm has one norm, Riemannian on a PrecisionCholeskyGaussian and Euclidean otherwise; got posteriors "
@@ -313,22 +301,7 @@ class Snngm(Method):
             loss_scale=loss_scale,
         )
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is the natural gradient in q's own coordinates."""
-        return NaturalGradient()
-
-
-def _small_step(q: Posterior) -> float:
-    """The default step 0.001 √ℓ of Tan (2025): a thousandth for each coordinate."""
-    return 0.001 * math.sqrt(q.mean_probe.shape[-1] + q.structure.parameters)
-
-
-def _usual_norm(q: Posterior) -> str:
-    return "riemannian" if isinstance(q, PrecisionCholeskyGaussian) else "euclidean"
-
-
-# Newton's method on the bound, as a method by name
+    rule_for = _always(NaturalGradient)
 
 
 class NewtonCG(Method):
@@ -358,13 +331,7 @@ class NewtonCG(Method):
             parts["step_size"] = Backtracking()
         super().__init__(posterior, lr, **parts)
 
-    @staticmethod
-    def rule_for(posterior: Posterior | Iterable[Any]) -> Rule:
-        """The rule is `RootNewton`."""
-        return RootNewton()
-
-
-# Stochastic natural-gradient VI, whose steps are convex combinations, for Gaussians and exponential families
+    rule_for = _always(RootNewton)
 
 
 class NGVI(Method):
@@ -518,10 +485,6 @@ class ProximalBBVI(NaturalGradientVI):
 # data.  A metric of one's own takes the place of the recursion in any of them.
 
 
-_RADIUS = 0.1  # nats
-_BETA = 0.125  # (α - ½)/2 of the usual α = ¾
-
-
 class PreconditionedVI(NaturalGradientVI):
     """Steps λ ← λ - ρ d of a flat posterior, where the direction d is what a metric makes of ∇L.
 
@@ -568,12 +531,12 @@ class PreconditionedVI(NaturalGradientVI):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        pairs.check_kinds(metric=metric, step_size=step_size)
+        check_kinds(metric=metric, step_size=step_size)
         super().__init__(
             posterior,
             RootGradient(),
             lr,
-            step_size=step_size or (KLRadius(_RADIUS) if metric.natural else Constant()),
+            step_size=step_size or (KLRadius(0.1) if metric.natural else Constant()),
             estimator=estimator,
             metric=metric,
             momentum=momentum,
@@ -614,11 +577,8 @@ class PreconditionedVI(NaturalGradientVI):
         """The state between two steps: rejections, and a dict for each part, "metric" and "averaging" among them."""
         return self._state(0)
 
-    def inverse_fisher(self) -> Tensor:  # (*batch, D, D)
-        """The estimate t P of the inverse Fisher matrix I_F⁻¹ after t steps.
-
-        Returns:
-            The matrix, (*batch, D, D).
+    def inverse_fisher(self) -> Tensor:
+        """Return the estimate t P of the inverse Fisher matrix I_F⁻¹ after t steps, (*batch, D, D).
 
         Raises:
             PairError: a metric that keeps no inverse.
@@ -686,7 +646,7 @@ class IFVB(PreconditionedVI):
     ) -> None:
         super().__init__(
             posterior,
-            Recursive(beta=_BETA) if metric is None else metric,
+            Recursive(beta=0.125) if metric is None else metric,  # (α - ½)/2 of the usual α = ¾
             lr,
             estimator=estimator,
             step_size=step_size,

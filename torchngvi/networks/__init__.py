@@ -4,11 +4,10 @@ from typing import Any
 
 from torchngvi.networks.attached import Attachment, attach
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, GradientNoise, Reparametrized, SampledLabels
-from torchngvi.networks.laplace import LaplaceResult
+from torchngvi.networks.laplace import LaplaceResult, Predictive
 from torchngvi.networks.layout import StepLength
 from torchngvi.networks.likelihoods import Bernoulli, Categorical, Gaussian, HeteroscedasticGaussian, OutputLikelihood
 from torchngvi.networks.posterior import Calibrated, NetworkGaussian, calibrate, network
-from torchngvi.networks.predictions import Predictive
 from torchngvi.networks.von import IVON, VOGN, VON
 from torchngvi.renamed import ChosenRadius as ChosenRadius
 from torchngvi.renamed import choose_radius as choose_radius

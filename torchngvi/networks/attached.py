@@ -21,10 +21,10 @@ from torchngvi.distributed import ranks
 from torchngvi.errors import InputError, RejectedStepWarning
 from torchngvi.networks.curvatures import Curvature, ExampleGradients, SampledLabels
 from torchngvi.networks.families import look_at, zero_where_
+from torchngvi.networks.laplace import logits_in
 from torchngvi.networks.layout import StepLength, add_moves_, named_by, refuse_sharded
 from torchngvi.networks.likelihoods import Categorical, Gaussian
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import logits_in
 from torchngvi.networks.weights import frames, refuse_replaced, warn_caller
 from torchngvi.numerics.arrays import Fetched
 
@@ -236,10 +236,7 @@ class Watch:
             self._left = Fetched(torch.stack([g.abs().max().float() for g in left]).max())
 
     def say_of_gradients(self, used: Mapping[str, Tensor], several: bool) -> None:
-        """Say once that a step has no gradients or clipped ones, or that the network was in evaluation mode.
-
-        Where several optimizers share the posterior, one of them may have none.
-        """
+        """Say once that a step has no gradients, unless optimizers share q, clipped ones, or one in evaluation mode."""
         if not used and not several:
             self._say("gradients")
         if used and 0 < self.passed <= _COMPARED:
@@ -289,7 +286,7 @@ class Watch:
         causes = {len(found): "passes", self.q.num_data: "num_data", labels: "sum"}
         near = [cause for number, cause in causes.items() if number > 1 and abs(total / number - 1) < 0.05]
         right, wrong = misfit < close and spread < close, misfit >= close or spread >= close  # neither of NaN
-        scaled = right and _called_by("torch.amp.grad_scaler")
+        scaled = right and any(f.f_globals.get("__name__") == "torch.amp.grad_scaler" for f in frames())
         tests = {
             "softmax": probabilities == 1,
             "total": right and abs(total - 1) > max(close, 0.01) and not scaled,
@@ -419,10 +416,7 @@ def take_rows(logits: Tensor, most: int = _ROWS) -> Tensor:
 
 
 def weigh_labels(logits: Tensor, gradient: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
-    """Return what weights a loss gives to the labels of a batch, from its gradient at their logits.
-
-    The weights of classes that the likelihood has are taken out of all but the first number, the weight of all labels.
-    """
+    """Return what a loss weighs labels by, from its gradient at their logits, without the weights of the likelihood."""
     classes = logits.shape[-1]
     x, r = logits.float(), gradient.float()
     p = x.softmax(-1)
@@ -477,11 +471,6 @@ def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
 def _held(optimizers: Iterable[Optimizer]) -> Iterator[Any]:
     """The parameters of optimizers."""
     return (p for opt in optimizers for group in opt.param_groups for p in group["params"])
-
-
-def _called_by(module: str) -> bool:
-    """Whether a module is among the callers."""
-    return any(frame.f_globals.get("__name__") == module for frame in frames())
 
 
 # -------------------------------------------------------------------------------- the optimizers that move the mean
@@ -576,10 +565,7 @@ def forget_start(group: dict[str, Any]) -> None:
 
 
 def keeps_iterate(optimizer: Optimizer) -> bool:
-    """Return whether an optimizer remembers where it has put the parameters, so that no step may be lengthened.
-
-    Schedule-Free optimizers, which have modes, and those that look ahead do.
-    """
+    """Return whether an optimizer remembers where it has put the parameters, as Schedule-Free ones and Lookahead do."""
     return all(hasattr(optimizer, mode) for mode in ("train", "eval")) or hasattr(optimizer, "la_alpha")
 
 
@@ -673,7 +659,10 @@ def attach(
     longest = radius_of(steps, radius, length)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     refuse_wrapped(optimizer)
-    if not isinstance(q, NetworkGaussian) or not _are_optimizers(optimizers):
+    known = (
+        isinstance(optimizers, list | tuple) and optimizers and all(isinstance(one, Optimizer) for one in optimizers)
+    )
+    if not isinstance(q, NetworkGaussian) or not known:
         raise InputError(
             "attach takes an optimizer of torch, or several in a list, and then the posterior from torchngvi.network; "
             f"got a {type(optimizer).__name__} and a {type(q).__name__}."
@@ -691,11 +680,6 @@ def attach(
             stacklevel=2,
         )
     return Attachment(optimizers, q, longest, curvature, steps=steps, length=length)
-
-
-def _are_optimizers(given: Any) -> bool:
-    """Whether this is a sequence of optimizers, one at least."""
-    return isinstance(given, list | tuple) and bool(given) and all(isinstance(one, Optimizer) for one in given)
 
 
 def radius_of(steps: int | None, radius: float | None, length: StepLength) -> float:

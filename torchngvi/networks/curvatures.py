@@ -10,9 +10,8 @@ from torchngvi.arguments import read_number, read_size
 from torchngvi.distributed import average_over_ranks_, rank
 from torchngvi.errors import InputError, PairError
 from torchngvi.networks.families import Diagonal, all_finite, generator, zero_where_
-from torchngvi.networks.laplace import gradients_of_labels
+from torchngvi.networks.laplace import check_function, gradients_of_labels, read_from
 from torchngvi.networks.posterior import NetworkGaussian
-from torchngvi.networks.predictions import check_function, read_from
 from torchngvi.networks.weights import warn_caller
 
 __all__ = ["Curvature", "ExampleGradients", "GradientNoise", "Reparametrized", "SampledLabels"]

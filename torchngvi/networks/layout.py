@@ -240,13 +240,10 @@ class StepLength:
 
 
 class Unit(NamedTuple):
-    """The units of one layer: the parameters that they consist of, by their places in q, and where units lie in them.
-
-    An axis is that of the units, 1 for a transposed convolution; None where every number is of a unit of its own.
-    """
+    """The units of one layer: the parameters that they are made of, by their places in q, and where they lie there."""
 
     places: tuple[int, ...]
-    axis: int | None = 0
+    axis: int | None = 0  # 1 for a transposed convolution; None where every number is of a unit of its own
     groups: int = 1  # of a transposed convolution
 
     def sum(self, square: Tensor) -> Tensor:
@@ -270,11 +267,8 @@ class Unit(NamedTuple):
 
 
 def find_units(model: nn.Module, names: Mapping[nn.Parameter, int]) -> tuple[list[Unit], int]:
-    """Find the units of the parameters that have places, and the number of layers that they are in.
-
-    A tied parameter belongs to its first layer.
-    """
-    left, found, layers = dict(names), [], 0
+    """Find the units of the parameters that have places, and the number of layers that they are in."""
+    left, found, layers = dict(names), [], 0  # a tied parameter belongs to its first layer
     for module in model.modules():
         own = {local: p for local, p in module.named_parameters(recurse=False) if p in left and p.numel()}
         if own and (_is_norm(module) or any(p.ndim > 1 for p in own.values())):
@@ -340,14 +334,7 @@ def add_moves_(
     sums: Sequence[Tensor],
     limits: Sequence[float],
 ) -> None:
-    """Add a share of moves to means; a unit that would go further than its limit moves by that.
-
-    Args:
-        units, means, moves: of a network, by place.
-        share: s, a number.
-        sums: of the squares of moves in each unit, by place.
-        limits: p φ ν of the units of each layer; infinite for none.
-    """
+    """Add the share s of moves to means; a unit that would go further than its limit p φ ν moves by that."""
     for unit, limit in zip(units, limits, strict=True):
         each = [sums[place] for place in unit.places]
         total = each[0] if len(each) == 1 else torch.stack(each).sum(0)

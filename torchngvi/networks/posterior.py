@@ -18,10 +18,8 @@ from torchngvi.diagnostics.importance import Estimate
 from torchngvi.errors import CalibrationWarning, InputError
 from torchngvi.interfaces import Coordinates
 from torchngvi.networks.families import Diagonal, Kronecker
-from torchngvi.networks.laplace import LaplaceResult, settle_
-from torchngvi.networks.layout import PriorPrecision, Structure, matched
-from torchngvi.networks.likelihoods import OutputLikelihood
-from torchngvi.networks.predictions import (
+from torchngvi.networks.laplace import (
+    LaplaceResult,
     Predictive,
     Read,
     batches,
@@ -29,8 +27,11 @@ from torchngvi.networks.predictions import (
     drawn_outputs,
     evaluating,
     mean_density,
+    settle_,
     warn_of_no_data,
 )
+from torchngvi.networks.layout import PriorPrecision, Structure, matched
+from torchngvi.networks.likelihoods import OutputLikelihood
 from torchngvi.networks.weights import TEMPERATURE, NetworkWeights, refuse_replaced
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.posteriors.gaussian import CovarianceRoot

@@ -239,10 +239,7 @@ class NetworkWeights(nn.Module):
             self.settle(self.model.training)
 
     def take_moves_(self) -> tuple[list[Tensor], list[Tensor], Tensor]:
-        """Return how far the parameters are from the mean, in their place, and two measures of that.
-
-        They are the sums of squares in the units of each parameter, and ½ dmᵀ(H + δ)dm, a number, in nats a datum.
-        """
+        """Return how far the parameters are from the mean, the sums of squares in their units, and ½ dmᵀ(H + δ)dm."""
         moves: list[Tensor] = []
         sums: list[Tensor] = []
         total = []
@@ -297,10 +294,7 @@ class NetworkWeights(nn.Module):
 
     @torch.no_grad()
     def refresh_(self) -> None:
-        """Let the covariance follow what was observed since the last time.
-
-        It is called when the draw is not needed any more, so that a draw can be made again until then.
-        """
+        """Let the covariance follow what was observed since the last time; the draw cannot be made again then."""
         for family, statistics, rate in self._seen:
             family.absorb_(statistics, rate)
             family.bounded &= not self.linear

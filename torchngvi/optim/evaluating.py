@@ -3,7 +3,7 @@
 import inspect
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,14 @@ from torch import Tensor
 
 from torchngvi.arguments import is_number, read_number, read_tensor, shown
 from torchngvi.distributed import Processes, ranks
-from torchngvi.errors import DivergenceWarning, InputError, RejectedStepError, RejectedStepWarning, UnsummedRanksWarning
+from torchngvi.errors import (
+    DivergenceWarning,
+    InputError,
+    PairError,
+    RejectedStepError,
+    RejectedStepWarning,
+    UnsummedRanksWarning,
+)
 from torchngvi.expectations import Quadrature, Stein
 from torchngvi.interfaces import (
     Acceleration,
@@ -28,6 +35,7 @@ from torchngvi.interfaces import (
     Raw,
     Rule,
     StepSize,
+    Tangent,
     Target,
     TractableTarget,
     may_be_asked,
@@ -35,7 +43,6 @@ from torchngvi.interfaces import (
 from torchngvi.messages import listed
 from torchngvi.models.log_joint import as_target
 from torchngvi.numerics.arrays import Fetched, Versions, tracked
-from torchngvi.optim import pairs
 
 
 class Evaluation(NamedTuple):
@@ -52,7 +59,7 @@ class Evaluation(NamedTuple):
     2.0
     """
 
-    loss: Tensor  # L(q) = E_q[ℓ] - γ entropy, (*batch,)
+    loss: Tensor
     e: Expectation
 
 
@@ -71,8 +78,8 @@ class Heading(NamedTuple):
     """
 
     path: Path
-    norm2: Callable[[], Tensor]  # squared natural norm of ∇L, (*batch,)
-    memory: dict[str, Any]  # what the metric will remember of this gradient once the step is taken
+    norm2: Callable[[], Tensor]
+    memory: dict[str, Any]
 
 
 class Status(NamedTuple):
@@ -91,9 +98,9 @@ class Status(NamedTuple):
     (1.2655, True)
     """
 
-    loss: Tensor  # (*batch,)
-    norm2: Tensor  # squared natural-gradient norm, (*batch,)
-    noise2: Tensor | None  # its expected value at the optimum, known from the draws: a squared standard error
+    loss: Tensor
+    norm2: Tensor
+    noise2: Tensor | None
 
 
 class Report(NamedTuple):
@@ -112,11 +119,226 @@ class Report(NamedTuple):
     (0.5, True)
     """
 
-    rho: Tensor  # step size, (*batch,); in units of 1/γ where it was found by trial
-    accepted: Tensor  # (*batch,)
+    rho: Tensor
+    accepted: Tensor
 
 
-# The state of a posterior under its optimizer: completed for the parts, and converted with q
+# ------------------------------------------------------------------------------------ which parts work together
+# Which parts cannot work together, and what to use in their place: all refusals of the optimizer in one table.
+#
+# A row is a condition and the sentence that is said where it holds; names in braces are those of the parts.  The rows
+# are read from the top, in the group that belongs to what is known: the parts alone, with a posterior, with a target,
+# or the way in which a step is asked for.
+
+
+class Parts(NamedTuple):
+    """The parts that are to work together; an entry is None if there is no such part, or if it is not known yet."""
+
+    rule: Rule
+    step_size: StepSize
+    estimator: Estimator | None = None
+    metric: Metric | None = None
+    momentum: Momentum | None = None
+    q: Posterior | None = None
+    target: Target | None = None
+    losses: tuple[Tensor, Tensor] | None = None  # of a closure that was asked twice at one q
+    number: int = 1  # of posteriors
+
+    @property
+    def natural(self) -> bool:
+        """Whether a step starts along the natural gradient, or what estimates it."""
+        return self.rule.natural or (self.metric is not None and self.metric.natural)
+
+    @property
+    def straight(self) -> bool:
+        """Whether a step is a straight line in q's own coordinates."""
+        return issubclass(self.rule.emits, Tangent)
+
+    @property
+    def accelerates(self) -> bool:
+        """Whether the metric is one for natural gradients in a frame, and is judged by trial."""
+        return isinstance(self.metric, Acceleration)
+
+    @property
+    def draws(self) -> bool:
+        """Whether a closure has given another loss at the same q, up to rounding."""
+        if self.losses is None:
+            return False
+        loss, again = self.losses
+        rounding = 1e3 * torch.finfo(loss.dtype).eps * loss.abs().clamp_min(1.0)
+        return bool(((again - loss).abs() > rounding).any())
+
+    def words(self) -> dict[str, Any]:
+        """The words that a sentence of the tables may use in braces."""
+        names = {name: type(part).__name__ for name, part in self._asdict().items()}
+        words = {"emits": self.rule.emits.__name__, "number": self.number}
+        if self.q is not None:
+            takes = ", ".join(sorted(move.__name__ for move in self.q.takes))
+            words |= {"takes": takes, "structure": str(self.q.structure)}
+        if self.estimator is not None:
+            words["needs"] = self.estimator.needs.__name__
+        if self.losses is not None:
+            words |= {name: float(x.sum()) for name, x in zip(("before", "after"), self.losses, strict=True)}
+        return names | words
+
+
+Refusal = tuple[Callable[[Any], bool], str]
+
+_NOISY: Refusal = (
+    lambda p: p.step_size.needs_trial and p.estimator is not None and not p.estimator.comparable,
+    "{step_size} compares the objective before and after a step, and {estimator} gives noisy values. Pass a learning "
+    "rate, for example lr=0.1, or step_size=KLRadius(0.1).",
+)
+
+AMONG_PARTS: list[Refusal] = [
+    _NOISY,
+    (
+        lambda p: p.metric is not None and not p.accelerates and p.rule.natural,
+        "{metric} bends a plain gradient, and {rule} would take what it returns for one that is natural already. Use "
+        "RootGradient() with it, or leave it out.",
+    ),
+    (
+        lambda p: p.accelerates and not (p.rule.natural and p.step_size.needs_trial),
+        "{metric} bends natural gradients that are free of noise, and judges what it did by trial; got {rule} with "
+        "{step_size}. Use VN or SRVN with SufficientDecrease(), or leave the metric out.",
+    ),
+    (
+        lambda p: p.momentum is not None and not p.straight,
+        "{momentum} averages changes of q's own coordinates; {rule} moves q by {emits}. Use NaturalGradient() or "
+        "RootGradient().",
+    ),
+    (
+        lambda p: p.momentum is not None and p.momentum.needs_natural and not p.natural,
+        "{momentum} normalises natural gradients; those of {rule} are not. Use Adam().",
+    ),
+    (
+        lambda p: (
+            p.momentum is not None
+            and (p.step_size.needs_trial or (p.step_size.needs_natural and not p.momentum.of_steps))
+        ),
+        "{momentum} goes where the steps before have gone; {step_size} needs the direction of the gradient. Pass a "
+        "learning rate, for example lr=0.001.",
+    ),
+    (
+        lambda p: p.step_size.needs_natural and p.metric is not None and not p.natural,
+        "{step_size} measures steps in the natural norm, which {metric} says nothing of. Use Constant() or Clip(5.0).",
+    ),
+    (
+        lambda p: p.step_size.needs_tangent and not p.straight,
+        "{step_size} measures steps along a straight line in q's own coordinates; {rule} moves q by {emits}. Use "
+        "NaturalGradient() or RootGradient(), or KLRadius(0.1).",
+    ),
+]
+
+WITH_POSTERIOR: list[Refusal] = [
+    (
+        lambda p: not p.q.takes,
+        "{rule} moves one Gaussian, or a batch of them, and {q} is none. Use torchngvi.fit(q, log_joint), or build the "
+        "optimizer over q.components, with MixtureIntegrand(q, log_joint) of torchngvi.models as its target.",
+    ),
+    (
+        lambda p: p.rule.emits not in p.q.takes,
+        "{rule} moves q by {emits}, which {q} cannot do (it takes {takes}). Use a CholeskyGaussian or a "
+        "DiagonalGaussian.",
+    ),
+    (
+        lambda p: p.rule.full_algebra and not p.q.structure.closed,
+        "{rule} needs products of matrices that leave the pattern of {structure}. Use VariationalNewton(), "
+        "NaturalGradient() or LocalExponential(), or a structure of blocks.",
+    ),
+    (
+        lambda p: p.metric is not None and not p.accelerates and p.q.framed,
+        "{metric} reads a flat vector and its scores, which {q} does not have. Use QuasiNewton(), or leave it out.",
+    ),
+    (
+        lambda p: p.step_size.needs_natural and not p.natural and not p.q.framed,
+        "{step_size} measures steps in the natural norm, which is not known of the curve of {rule} for {q}. Use "
+        "Clip(5.0), or a metric such as Exact().",
+    ),
+    (
+        lambda p: p.accelerates and not p.q.framed,
+        "{metric} reads the frame of q, which {q} does not have. Use Exact(), or leave it out.",
+    ),
+]
+
+WITH_TARGET: list[Refusal] = [
+    (
+        lambda p: not isinstance(p.target, p.estimator.needs),
+        "{estimator} evaluates a {needs}; got {target}. Leave estimator=None, or use Stein().",
+    ),
+    _NOISY,
+    (
+        lambda p: p.step_size.needs_trial and not p.target.comparable,
+        "{step_size} compares the objective before and after a step, and a mini-batch gives another objective than the "
+        "next. Pass a learning rate, for example lr=0.1.",
+    ),
+]
+
+ONE_GRADIENT: list[Refusal] = [
+    (
+        lambda p: p.step_size.needs_trial,
+        "step() after loss.backward() has one gradient and cannot try a step, which {step_size} needs. Pass a learning "
+        "rate, for example lr=0.1, or call step with a closure or a model.",
+    )
+]
+
+ASKED_TWICE: list[Refusal] = [
+    (
+        lambda p: p.draws,
+        "{step_size} compares the objective before and after a step, and the closure gives another loss at the same q "
+        "({before:.6g}, then {after:.6g}): it draws. Pass a learning rate, for example lr=0.1, or draw once and keep "
+        "the draws.",
+    )
+]
+
+ONE_POSTERIOR: list[Refusal] = [
+    (
+        lambda p: p.number != 1,
+        "{what} belongs to one posterior; this optimizer has {number}. Use one optimizer each, or loss.backward() and "
+        "step().",
+    )
+]
+
+FOLDERS = {
+    "rule": (Rule, "rules"),
+    "step_size": (StepSize, "stepsizes"),
+    "estimator": (Estimator, "expectations"),
+    "metric": (Metric, "metrics"),
+    "momentum": (Momentum, "momentum"),
+}
+
+
+def refuse(table: Sequence[Refusal], parts: Parts, **more: str) -> None:
+    """Raise the sentence of the first row of a table whose condition holds."""
+    for holds, sentence in table:
+        if holds(parts):
+            raise PairError(sentence.format(**parts.words(), **more))
+
+
+def check_kinds(**parts: Any) -> None:
+    """Check that each part is an instance of the class of its axis, or was not given."""
+    for name, part in parts.items():
+        kind, folder = FOLDERS[name]
+        if isinstance(part, kind) or (part is None and name != "rule"):
+            continue
+        what = type(part)
+        got = (
+            f"the class {part.__name__}, not called"
+            if isinstance(part, type)
+            else f"{what.__name__} of {what.__module__}"
+        )
+        raise PairError(f"{name} is a part from torchngvi.{folder}; got {got}.")
+
+
+def posteriors_of(given: Any) -> list[Any]:
+    """What an optimizer is built over, as a list: one posterior, or an iterable of them or of param groups."""
+    if isinstance(given, Posterior | Tensor | str | bytes | dict | type) or not isinstance(given, Iterable):
+        return [given]
+    return list(given)
+
+
+# ------------------------------------------------------------------------------------ the state of a posterior
+
 
 State = dict[str, Any]
 
@@ -148,39 +370,6 @@ def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
 
 
 # What the optimizer says, each once, at the line of the user that stepped: its warnings, and why it gives up
-
-
-def give_up(method: str, q: Posterior, rows: int, rho: Tensor) -> None:
-    """Raise because q stands still: the last steps were all rejected."""
-    remedy = "step_size=KLRadius(0.1), or IBLR, none of whose steps leaves the cone"
-    if not q.framed:
-        remedy = "a limit such as step_size=Clip(5.0)"
-    raise RejectedStepError(
-        f"{method}: {rows} steps in a row left {_domain(q)} or were not finite, the last of size "
-        f"{float(rho.max()):.3g}: q has stood still, while whatever else the loop trains has moved on. Check that the "
-        f"loss is finite; use a smaller lr, {remedy}. "
-        "With opt.watch = torchngvi.optim.Watch(rejections=...) more of them are allowed."
-    )
-
-
-def warn_of_divergence(method: str, what: str, rho: Tensor) -> None:
-    """Warn that a run is far above its start."""
-    warn(
-        f"{method}: {what}: the run diverges, at steps of size {float(rho.max()):.3g}, unless the loss itself has "
-        "grown, as with data that come later. Begin again from the start with a smaller lr, or with "
-        "step_size=KLRadius() in place of Constant(); VN and SRVN without an lr find their steps by trial.",
-        DivergenceWarning,
-    )
-
-
-def warn_of_falling(method: str, loss: float) -> None:
-    """Warn that a loss falls without bound while its gradient grows."""
-    warn(
-        f"{method}: the loss has fallen to {loss:.3g}, and its gradient grows: the run diverges, since the log joint "
-        "does not confine q. If the function returns -log p, an energy, return its negative; give every parameter a "
-        "proper prior.",
-        DivergenceWarning,
-    )
 
 
 def _domain(q: Posterior) -> str:
@@ -342,22 +531,38 @@ def counted(watch: Watch, q: Posterior, step: Seen, state: State, e: Expectation
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
     """Warn of a run that diverges, once, and end one whose q stands still."""
     rejected, above = known
+    size = f"{float(seen.rho.max()):.3g}"
     if not said and above >= watch.steps and not seen.lossless and bool((seen.value < 0).all()):
-        warn_of_falling(method, float(seen.value.max()))
+        warn(
+            f"{method}: the loss has fallen to {float(seen.value.max()):.3g}, and its gradient grows: the run diverges,"
+            " since the log joint does not confine q. If the function returns -log p, an energy, return its negative; "
+            "give every parameter a proper prior.",
+            DivergenceWarning,
+        )
         said = True
     if not said and above >= watch.steps:
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
-        warn_of_divergence(method, f"{what} far above its start in {int(above)} of the last steps", seen.rho)
+        warn(
+            f"{method}: {what} far above its start in {int(above)} of the last steps: the run diverges, at steps of "
+            f"size {size}, unless the loss itself has grown, as with data that come later. Begin again from the start "
+            "with a smaller lr, or with step_size=KLRadius() in place of Constant(); VN and SRVN without an lr find "
+            "their steps by trial.",
+            DivergenceWarning,
+        )
         said = True
     if watch.rejections < rejected < float("inf"):
-        give_up(method, q, int(rejected), seen.rho)
+        remedy = "step_size=KLRadius(0.1), or IBLR, none of whose steps leaves the cone"
+        if not q.framed:
+            remedy = "a limit such as step_size=Clip(5.0)"
+        raise RejectedStepError(
+            f"{method}: {int(rejected)} steps in a row left {_domain(q)} or were not finite, the last of size {size}: "
+            "q has stood still, while whatever else the loop trains has moved on. Check that the loss is finite; use a "
+            f"smaller lr, {remedy}. With opt.watch = torchngvi.optim.Watch(rejections=...) more of them are allowed."
+        )
     return said
 
 
 # ------------------------------------------------------------------------------------ L and its gradient at q
-
-
-# The last evaluation, for as long as neither q nor the target has changed
 
 
 class Cached(NamedTuple):
@@ -375,18 +580,9 @@ class Cached(NamedTuple):
         return same and self.versions.hold((*target.tensors(), *q.coordinates), wait, contents)
 
 
-def cached(target: Target, q: Posterior, evaluation: Evaluation, heading: Heading, before: Cached | None) -> Cached:
-    """The record of an evaluation at q as it is now, to be asked by the next step."""
-    versions = Versions((*target.tensors(), *q.coordinates), None if before is None else before.versions)
-    return Cached(target, settings(target), versions, evaluation, heading)
-
-
 def settings(target: Target) -> tuple[object, ...]:
     """The values beside its tensors on which a target depends: its temperature and its settings."""
     return target.temperature, *target.settings()
-
-
-# A torch optimizer whose parameters are posteriors: its groups, its parts, and the state of each posterior
 
 
 class PosteriorOptimizer(torch.optim.Optimizer):
@@ -435,7 +631,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 f"{type(self).__name__} updates posteriors such as CholeskyGaussian(dim); got {type(q).__name__}. "
                 "Give other parameters to a torch optimizer."
             )
-        pairs.refuse(pairs.WITH_POSTERIOR, self._parts(q=q))
+        refuse(WITH_POSTERIOR, self._parts(q=q))
         if self.estimator is not None:
             self.estimator.check(q)
         group["lr"] = _checked_rate(group.get("lr", self.defaults["lr"]), q)
@@ -446,14 +642,14 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         inspect.unwrap(torch.optim.Optimizer.add_param_group)(self, group)
         self.posteriors.append(q)
 
-    def _parts(self, **more: Any) -> pairs.Parts:
+    def _parts(self, **more: Any) -> Parts:
         """What is to work together, for the table of what cannot."""
         own = {"estimator": self.estimator, "metric": self.metric, "momentum": self.momentum}
-        return pairs.Parts(self.rule, self.step_size, **(own | more))
+        return Parts(self.rule, self.step_size, **(own | more))
 
     def _only_posterior(self, what: str) -> Posterior:
         if len(self.posteriors) != 1:
-            pairs.refuse(pairs.ONE_POSTERIOR, self._parts(number=len(self.posteriors)), what=what)
+            refuse(ONE_POSTERIOR, self._parts(number=len(self.posteriors)), what=what)
         return self.posteriors[0]
 
     @property
@@ -696,7 +892,9 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def _keep(self, target: Target, evaluation: Evaluation, heading: Heading) -> None:
         """Into the cache: an evaluation at q as it is now, with the way from there."""
-        self._cache = cached(target, self.posteriors[0], evaluation, heading, self._cache)
+        before = None if self._cache is None else self._cache.versions
+        versions = Versions((*target.tensors(), *self.posteriors[0].coordinates), before)
+        self._cache = Cached(target, settings(target), versions, evaluation, heading)
 
     def _evaluate_target(self, target: Target, q: Posterior, fresh: int | None = None) -> Evaluation:
         estimator = self._estimator_for(target)
@@ -739,7 +937,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
 
     def _estimator_for(self, target: Target) -> Estimator:
         estimator = self.estimator or (Quadrature() if isinstance(target, TractableTarget) else Stein())
-        pairs.refuse(pairs.WITH_TARGET, self._parts(estimator=estimator, target=target))
+        refuse(WITH_TARGET, self._parts(estimator=estimator, target=target))
         return estimator
 
     def resample(self, estimator: Estimator) -> None:
@@ -756,7 +954,7 @@ class EvaluatingOptimizer(PosteriorOptimizer):
         >>> opt = VN(CholeskyGaussian(1), estimator=Stein(Fixed(4)))
         >>> opt.resample(Stein(Fixed(8)))
         """
-        pairs.refuse(pairs.AMONG_PARTS, self._parts(estimator=estimator))
+        refuse(AMONG_PARTS, self._parts(estimator=estimator))
         self.estimator, self._cache = estimator, None
         for index in range(len(self.posteriors)):
             state = self._state(index)

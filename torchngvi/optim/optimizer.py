@@ -11,10 +11,8 @@ step uses up, so that no later one can add to them; without a step they add up, 
 here reads a value back from the device; a step that leaves the positive definite cone or meets a
 non-finite value is not taken, member by member.
 
-Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step; `averaged` is the momentum, and
-`proposed` and `tried` move, judge and go back.  The other files: `evaluating` (posteriors as param groups with their
-state, L and its gradient, the last evaluation, warnings), `pairs` (what is refused), `captured` (a step at fixed
-addresses).
+Read `NaturalGradientVI.step` and what it calls, down to `_advance`, which is a step.  `evaluating` has what it stands
+on (what is refused, posteriors as param groups, L and its gradient, warnings), `captured` a step at fixed addresses.
 """
 
 import functools
@@ -52,18 +50,14 @@ from torchngvi.metrics.quasi_newton import QuasiNewton
 from torchngvi.models.log_joint import FullPrecision, as_target, classify
 from torchngvi.numerics.arrays import anyone, constant, tracked
 from torchngvi.numerics.linalg import finite
-from torchngvi.optim import evaluating, pairs
+from torchngvi.optim import evaluating
 from torchngvi.optim.evaluating import EvaluatingOptimizer, Evaluation, Heading, Report, State
 from torchngvi.stepsizes import Constant, KLRadius, SufficientDecrease
 
-# The path of a momentum: along the average of the changes that the rule has asked for
-
-AverageState = dict[str, Tensor]
-
 
 def averaged(
-    momentum: Momentum, q: Posterior, path: Path, share: Tensor, state: AverageState
-) -> tuple[Path, AverageState]:
+    momentum: Momentum, q: Posterior, path: Path, share: Tensor, state: dict[str, Tensor]
+) -> tuple[Path, dict[str, Tensor]]:
     """The path along the average of the changes that the rule has asked for, and the state of the momentum after it."""
     move = path.at(share)
     assert isinstance(move, Tangent)
@@ -229,8 +223,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
         momentum: Momentum | None = None,
         loss_scale: float = 1.0,
     ) -> None:
-        pairs.check_kinds(rule=rule, step_size=step_size, estimator=estimator, metric=metric, momentum=momentum)
-        groups = [g if isinstance(g, dict) else {"posterior": g} for g in pairs.posteriors_of(posterior)]
+        evaluating.check_kinds(rule=rule, step_size=step_size, estimator=estimator, metric=metric, momentum=momentum)
+        groups = [g if isinstance(g, dict) else {"posterior": g} for g in evaluating.posteriors_of(posterior)]
         if isinstance(step_size, Constant) and step_size.rate is not None:
             if lr is not None:
                 raise InputError(
@@ -247,7 +241,7 @@ class NaturalGradientVI(EvaluatingOptimizer):
         self.posteriors = []
         self._pending = {}
         self._found = lr is None
-        pairs.refuse(pairs.AMONG_PARTS, self._parts())
+        evaluating.refuse(evaluating.AMONG_PARTS, self._parts())
         if not groups:
             raise InputError(
                 "the list of posteriors is empty; pass q itself, not q.parameters(): its coordinates are buffers."
@@ -347,17 +341,28 @@ class NaturalGradientVI(EvaluatingOptimizer):
             self._only_posterior(f"a closure with {type(self.step_size).__name__}")
         start = evaluate()
         if self.step_size.needs_trial:
-            self._check_deterministic(start[0].loss, lambda: evaluate()[0].loss)
-            check_one_loss_each(start[0].loss, self.posteriors[0])
-            self._forget_unless(start[0].loss)
+            loss, members = start[0].loss, tuple(self.posteriors[0].batch_shape)
+            if not self._repeats and loss.device.type == "cpu":  # once: a trial means nothing if the loss has changed
+                evaluating.refuse(evaluating.ASKED_TWICE, self._parts(losses=(loss, evaluate()[0].loss)))
+                self._repeats = True
+            if loss.shape != members:
+                raise InputError(
+                    f"to judge each of the {members} posteriors the closure must return one loss each; got shape "
+                    f"{tuple(loss.shape)}. Return the losses unsummed, or pass lr=."
+                )
+            self._forget_unless(loss)
         for index, evaluation in enumerate(start):
             heading = self._heading(index, evaluation.e)
             self._advance(index, evaluation, heading, lambda: evaluate()[0], resting=resting)
         return start[0].loss.sum() / scales[0]
 
     def _step_from_gradients(self, resting: Tensor | None) -> None:
-        pairs.refuse(pairs.ONE_GRADIENT, self._parts())
-        check_filled(self.posteriors)
+        evaluating.refuse(evaluating.ONE_GRADIENT, self._parts())
+        if any(map(_empty, self.posteriors)):
+            raise InputError(
+                "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
+                "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
+            )
         for index, q in enumerate(self.posteriors):
             with q.settled():
                 zero = constant(0.0, q.mean_probe.dtype, q.mean_probe.device).expand(q.batch_shape)
@@ -424,8 +429,10 @@ class NaturalGradientVI(EvaluatingOptimizer):
         if not everyone:
             stays = ~accepted
             refused = stays if resting is None else stays & ~resting
-            if not self.step_size.needs_trial:
-                self._warn_if_rejected(q, refused, rho)
+            asked = not self.step_size.needs_trial and may_be_asked(refused)  # once, and where asking costs nothing
+            if asked and not self._warned and anyone(refused):
+                self._warned = True
+                evaluating.warn_of_rejection(type(self).__name__, q, rho)
             state["rejections"] += refused
         if self.momentum is not None:
             state["momentum"].update(average)
@@ -455,29 +462,8 @@ class NaturalGradientVI(EvaluatingOptimizer):
         known = usable(trial) if resting is None else usable(trial) & ~resting
         return kept, {name: where_members(known, value, own[name]) for name, value in new.items()}
 
-    def _check_deterministic(self, loss: Tensor, again: Callable[[], Tensor]) -> None:
-        """Once, ask the closure again at the same q: a trial means nothing if the loss has changed."""
-        if not self._repeats and loss.device.type == "cpu":
-            pairs.refuse(pairs.ASKED_TWICE, self._parts(losses=(loss, again())))
-            self._repeats = True
-
-    def _warn_if_rejected(self, q: Posterior, refused: Tensor, rho: Tensor) -> None:
-        """Warn of a step that was not taken, once, and where asking costs nothing."""
-        if may_be_asked(refused) and not self._warned and anyone(refused):
-            self._warned = True
-            evaluating.warn_of_rejection(type(self).__name__, q, rho)
-
 
 # -------------------------------------------------------------------------------- packets from ``loss.backward()``
-
-
-def check_filled(posteriors: Sequence[Posterior]) -> None:
-    """Check that a backward pass has reached every posterior."""
-    if any(_empty(q) for q in posteriors):
-        raise InputError(
-            "the posterior has no gradient, and each step uses up those it read: compute a loss from q.rsample(), "
-            "q.log_prob(), q.entropy() or model.negative_elbo(q), call loss.backward(), then step()."
-        )
 
 
 def evaluated(
@@ -513,15 +499,6 @@ def packet(q: Posterior, loss: Tensor, scale: float, local: bool = False) -> Exp
     if not local:
         loss, derivative = loss * scale, Framed(a, P + q.structure.eye(a))
     return Expectation(loss, derivative, 1.0, True, Cost(1, 0))
-
-
-def check_one_loss_each(loss: Tensor, q: Posterior) -> None:
-    """Check that a closure returns one loss for each batch member, as a step found by trial needs it."""
-    if loss.shape != q.batch_shape:
-        raise InputError(
-            f"to judge each of the {tuple(q.batch_shape)} posteriors the closure must return one loss each; "
-            f"got shape {tuple(loss.shape)}. Return the losses unsummed, or pass lr=."
-        )
 
 
 def _empty(q: Posterior) -> bool:

@@ -50,8 +50,6 @@ from torchngvi.testing.claims import (
 )
 from torchngvi.testing.posteriors import FLAT, LAWS, several
 
-# The check of a likelihood: its expectations against sums over a fine grid
-
 
 def check_likelihood(factory: Callable[[], Likelihood], y: Tensor) -> None:
     """Check that a likelihood keeps the contract of `Likelihood`.
@@ -375,8 +373,6 @@ def _others(claim: Claim, estimator: Estimator, q: FlatPosterior, case: Known) -
     fine = e.value.isfinite() & e.derivative.a.isfinite().all(-1)
     claim.holds(fine.tolist() == [True, False, True], "a log joint that fails for a member must spoil that one alone")
 
-
-# The check of an estimator: its values and derivatives against closed forms, by z-tests where it draws
 
 LOOPS = 40  # estimates of a z-test, one by one
 OVER_GROUPS = {"PrecisionCholeskyGaussian over groups": over(PrecisionCholeskyGaussian, lambda dim: GROUPS)}

@@ -415,9 +415,6 @@ def _resume(claim: Claim, factory: Factory, q: FlatPosterior) -> None:
     claim.resumes(q, optimizer, lambda lam: -0.5 * (lam - goal).square().sum(-1))
 
 
-# The check of an acceleration: bent gradients of a small regression, in the metric of q
-
-
 def check_acceleration(factory: Callable[[LinearTarget], Acceleration]) -> None:
     """Check that an acceleration keeps the contract of `Acceleration`, on every posterior that it takes.
 
@@ -523,8 +520,6 @@ def _forget(claim: Claim, part: Acceleration, q: Posterior, gradient: Local, sta
 # ------------------------------------------------------------------------------------ momenta and step sizes
 
 
-# The check of a momentum: averages of made-up changes, in the coordinates of every posterior
-
 Buffers = dict[str, Tensor]
 
 
@@ -627,8 +622,6 @@ def _optimizer(q: Posterior, momentum: Momentum) -> NaturalGradientVI:
     draws = Stein(Fixed(2 * q.dim))
     return NaturalGradientVI(q, NaturalGradient(), lr=1e-3, estimator=draws, momentum=momentum)
 
-
-# The check of a step size: what it proposes along made-up paths, and how it judges made-up trials
 
 LR = 0.5  # in [0, 1], for steps that are convex combinations
 

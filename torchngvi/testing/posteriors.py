@@ -196,9 +196,6 @@ def _not_finite(claim: Claim, q: Posterior, move: Move) -> None:
             claim.close(f"a {name} that is refused for one member must be taken for the others", *others, IDENTITY)
 
 
-# The check of a posterior: frame, probes, densities, natural gradient and state
-
-
 def check_posterior(factory: PosteriorFactory, dim: int = DIM) -> None:
     """Check that a posterior keeps the contract of `Posterior`.
 
@@ -465,11 +462,8 @@ def several(q: FlatPosterior, batch: tuple[int, ...], seed: int) -> FlatPosterio
     return q.at(q.retracted(vector, q.projected(vector, change)))
 
 
-def fisher(
-    law: Callable[[Tensor], Distribution],
-    vector: Tensor,  # (D,)
-) -> Tensor:  # (D, D)
-    """Compute the Fisher matrix of a law by autograd, as the Hessian of KL(q_λ₀ ‖ q_λ) at λ = λ₀."""
+def fisher(law: Callable[[Tensor], Distribution], vector: Tensor) -> Tensor:
+    """Compute the Fisher matrix (D, D) of a law by autograd, as the Hessian of KL(q_λ₀ ‖ q_λ) at λ = λ₀, (D,)."""
     there = law(vector.detach())
 
     def divergence(lam: Tensor) -> Tensor:
@@ -477,8 +471,6 @@ def fisher(
 
     return torch.autograd.functional.hessian(divergence, vector.detach())
 
-
-# The check of a posterior over a flat vector: draws, density, scores, Fisher matrix, moves and state
 
 DRAWS = 4000  # of a z-test
 
@@ -635,8 +627,6 @@ def _draws(claim: Claim, q: FlatPosterior) -> None:
     claim.unbiased("variance must be that of its draws", (theta - mean).square(), variance)
     claim.close("stddev must be the root of variance", q.stddev, variance.sqrt())
 
-
-# The check of an exponential family: its log-partition function, parameters, divergences and steps
 
 _TRIGAMMA = 1e-7  # torch's, which autograd takes, is off by 5e-10
 

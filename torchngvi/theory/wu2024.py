@@ -143,6 +143,8 @@ def covariance_factor(T: int) -> float:
 class SubSampling(NamedTuple):
     """The constants of Lemmas 5 to 11, for a linear regression whose rows are drawn with replacement.
 
+    ``batch`` is the number m of rows a step, 1 or more, otherwise an `InputError`.
+
     >>> import torch
     >>> model = GeneralizedLinear(torch.tensor([[1.0], [2.0]]), [1.0, 3.0], "gaussian")
     >>> SubSampling.of(model).gradient_variances(1)
@@ -180,33 +182,14 @@ class SubSampling(NamedTuple):
         return cls(float(s1), float(s2), float(b), max(1.0, 1 / float(lowest)), len(X), noise)
 
     def gradient_variances(self, batch: int) -> tuple[float, float]:
-        """E|∇̂_ξℓ - ∇_ξℓ|² = n²s₁/(mσ⁴) and E‖∇̂_Ξℓ - ∇_Ξℓ‖² = n²s₂/(4mσ⁴) (Lemmas 7 and 8, equalities).
-
-        Args:
-            batch: the number m of rows a step, at least 1.
-
-        Returns:
-            The two variances, for batches of m rows.
-
-        Raises:
-            InputError: if a batch has no rows.
-        """
+        """Return E|∇̂_ξℓ - ∇_ξℓ|² = n²s₁/(mσ⁴) and E‖∇̂_Ξℓ - ∇_Ξℓ‖² = n²s₂/(4mσ⁴) (Lemmas 7 and 8, equalities)."""
         scale = self.rows**2 / (_batch(batch) * self.noise**4)
         return scale * self.s1, scale * self.s2 / 4
 
     def variance_bound(self, batch: int) -> float:
-        """The bound V₂ ≥ V_t of Lemma 3: it holds, and is larger by many orders of magnitude.
+        """Return the bound V₂ ≥ V_t of Lemma 3: it holds, and is larger by many orders of magnitude.
 
-            (νs₁ + ½ν²s₂ + 2ν²b√(s₁s₂)n + ν³b²s₂n²) n²/(σ⁴m)
-
-        Args:
-            batch: the number m of rows a step, at least 1.
-
-        Returns:
-            V₂, for batches of m rows.
-
-        Raises:
-            InputError: if a batch has no rows.
+        (νs₁ + ½ν²s₂ + 2ν²b√(s₁s₂)n + ν³b²s₂n²) n²/(σ⁴m)
         """
         s1, s2, b, nu, n, noise = self
         inside = nu * s1 + nu**2 * s2 / 2 + 2 * nu**2 * b * (s1 * s2) ** 0.5 * n + nu**3 * b**2 * s2 * n**2

@@ -533,15 +533,8 @@ class Rows(Dense):
         return torch.cat([tensor.reshape(self.rows, -1) for tensor in tensors], 1)
 
 
-def lower_root(
-    precision: Tensor,  # (..., D, D), overwritten
-    rounding: float,
-) -> Tensor:
-    """Return the lower root; where rounding has left a matrix indefinite, of one with a diagonal D times it larger.
-
-    A running mean in single precision is positive semidefinite only up to rounding, Σⱼₖ|vⱼvₖ|√(HⱼⱼHₖₖ) times it along
-    v, which is more than δ where features are large and data many.
-    """
+def lower_root(precision: Tensor, rounding: float) -> Tensor:
+    """Return the lower root; where rounding has left a matrix indefinite, of one with a diagonal D times it larger."""
     root, failed = torch.linalg.cholesky_ex(precision)
     if failed.device.type == "cpu" and not failed.any():
         return root
@@ -709,10 +702,8 @@ class Kronecker(Family):
 
 
 # ------------------------------------------------------------------------------------ noise that can be drawn again
-# Normal noise as a function of a seed, the number of the draw and the name of a parameter.
-#
-# Nothing but two integers needs to be kept to make a draw again: after an evaluation at the mean, in another process,
-# or when a run is resumed.  Each parameter has noise of its own, so that freezing one leaves the others' as they were.
+# Normal noise as a function of a seed, the number of the draw and the name of a parameter: two integers make a draw
+# again, and freezing one parameter leaves the noise of the others as it was.
 
 
 _TABLE, WINDOW = 2**22, 2**18  # numbers in the table, and in a window of it
@@ -736,10 +727,7 @@ def _table(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def windows(like: Tensor, name: str, seed: int, draw: int) -> list[Tensor]:
-    """Return standard normal noise for a tensor, only to be read: itself, or flat pieces of ``WINDOW`` numbers.
-
-    On the CPU they are windows of a table, and no number is copied.
-    """
+    """Return normal noise, only to be read: as the tensor, or on the CPU windows of a table of ``WINDOW`` numbers."""
     if like.device.type != "cpu":
         return [torch.empty_like(like).normal_(generator=generator(like.device, seed, draw, name))]
     table, numel = _table(seed, like.dtype), like.numel()
