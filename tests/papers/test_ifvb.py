@@ -661,7 +661,7 @@ def test_defaults():
         opt = ifvb.IFVB(gaussian(dim=dim))
         opt.step(log_joint)
         assert opt.memory["metric"]["fisher_draws"] == scores + 10
-        assert opt.metric.perturbation.beta == pytest.approx(0.125)
+        assert opt.metric.beta == pytest.approx(0.125)
     assert (PowerSchedule().alpha, PowerSchedule().offset) == (0.75, 100.0)
 
 

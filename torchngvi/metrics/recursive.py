@@ -35,10 +35,21 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 AT_ONCE = 128  # vectors in one factorisation
 
 
-class Perturbation:
-    """ε and the terms β_j Z_j Z_jᵀ of the recursion, with their constants checked."""
+class Recursion(Preconditioner):
+    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common."""
 
-    def __init__(self, samples: int, eps: float | None, c_beta: float | None, beta: float) -> None:
+    remembers = True
+
+    def __init__(
+        self,
+        samples: int = 10,
+        *,
+        eps: float | None = None,
+        c_beta: float | None = None,
+        beta: float = 0.1,
+        warmup: int | None = None,
+        generator: torch.Generator | None = None,
+    ) -> None:
         self.samples = check_count("samples", samples)
         if eps is not None:
             eps = read_number("eps", eps, "is that of H_0 = eps I, None for the scale of the scores,", above=0)
@@ -46,20 +57,18 @@ class Perturbation:
             c_beta = read_number("c_beta", c_beta, at_least=0)
         beta = read_number("beta", beta, "lies in (0, alpha - 1/2)", above=0, below=0.5)
         self.eps, self.c_beta, self.beta = eps, c_beta, beta
+        self.warmup, self.generator = check_warmup(warmup), read_generator("generator", generator)
 
-    def init(self, like: Tensor) -> State:
-        """Start a recursion for vectors of the shape, dtype and device of ``like``, (*batch, D)."""
+    def _begun(self, like: Tensor) -> State:
+        """A recursion of no scores, for vectors of the shape, dtype and device of ``like``, (*batch, D)."""
         count = torch.zeros_like(like[..., 0], requires_grad=False)
         return {"count": count, "scale": torch.ones_like(count), "started": False}
 
-    def rows(
-        self,
-        state: State,
-        scores: Tensor,  # (S, *batch, D)
-        generator: torch.Generator | None,
-        relative_c_beta: float = 0.03,
-    ) -> tuple[Tensor, State]:  # (*batch, S or 2 S, D)
-        """Count S scores and, at the first, take their scale; a score that is not finite is left out with its Z."""
+    def _rows(
+        self, state: State, scores: Tensor, generator: torch.Generator | None, relative_c_beta: float = 0.03
+    ) -> tuple[Tensor, State]:
+        """Count S scores (S, *batch, D), and return them with their Z, (*batch, S or 2 S, D), and the new state."""
+        # at the first the scale of the scores is taken; a score that is not finite is left out with its Z
         scores, fine = finite_rows(scores)
         index = state["count"] + fine.cumsum(0)
         new = state | {"count": index[-1], "started": True}
@@ -76,48 +85,21 @@ class Perturbation:
         Z *= weight.sqrt()[..., None]
         return both.movedim(0, -2), new
 
-    def start(self, state: State) -> Tensor:  # (*batch,)
-        """Return ε as given, or the scale of the scores, (*batch,)."""
+    def _epsilon(self, state: State) -> Tensor:
+        """ε as given, or the scale of the scores, (*batch,)."""
         return state["scale"] if self.eps is None else torch.full_like(state["scale"], self.eps)
 
-
-class Recursion(Preconditioner):
-    """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common."""
-
-    remembers = True
-
-    def __init__(
-        self,
-        samples: int = 10,
-        *,
-        eps: float | None = None,
-        c_beta: float | None = None,
-        beta: float = 0.1,
-        warmup: int | None = None,
-        generator: torch.Generator | None = None,
-    ) -> None:
-        self.perturbation = Perturbation(samples, eps, c_beta, beta)
-        self.samples, self.warmup = self.perturbation.samples, check_warmup(warmup)
-        self.generator = read_generator("generator", generator)
-
     @abstractmethod
-    def times(
-        self,
-        state: State,
-        rows: Tensor,  # (*batch, k, D)
-    ) -> Tensor:
-        """Multiply rows by P from the right, (*batch, k, D)."""
+    def times(self, state: State, rows: Tensor) -> Tensor:
+        """Multiply rows (*batch, k, D) by P from the right."""
 
     def direction(self, state: State, gradient: Tensor, q: FlatPosterior) -> Tensor:
         """Return t P ∇L, the estimate of the natural gradient."""
         return state["count"][..., None] * self.times(state, gradient[..., None, :])[..., 0, :]
 
 
-def downdate(
-    rows: Tensor,  # (*batch, k, D), Φᵀ
-    times: Callable[[Tensor], Tensor],  # rows -> rows P
-) -> Tensor:  # (*batch, k, D)
-    """The factor W of a downdate P_new = P - WᵀW, by which the columns of Φ enter the inverse P."""
+def downdate(rows: Tensor, times: Callable[[Tensor], Tensor]) -> Tensor:
+    """The factor W of a downdate P - WᵀW, by which the rows of Φᵀ, (*batch, k, D), enter P, from ``rows -> rows P``."""
     U = times(rows)
     if rows.shape[-2] == 1:  # one vector: no factorisation
         return U * (1 + (U * rows).sum(-1, keepdim=True)).rsqrt().nan_to_num(0.0)
@@ -191,13 +173,13 @@ class Recursive(Recursion):
             "waiting": 0,
             "blocks": 0,
         }
-        return self.perturbation.init(lam) | empty
+        return self._begun(lam) | empty
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Make the two updates of Eqs 4.4 and 4.5 for S scores at once."""
-        rows, new = self.perturbation.rows(state, scores, generator)
+        rows, new = self._rows(state, scores, generator)
         if not state["started"]:
-            start = (1 / self.perturbation.start(new))[..., None]
+            start = (1 / self._epsilon(new))[..., None]
             _copied_once("P", new, state).diagonal(dim1=-2, dim2=-1).copy_(start)
         for part in rows.split(AT_ONCE, -2):
             self._take(downdate(part, lambda x: self.times(new, x)), new, state)
@@ -314,11 +296,11 @@ class MatrixFree(Recursion):
     def fresh(self, q: FlatPosterior) -> State:
         """Return a recursion of no vectors."""
         lam = q.vector
-        return self.perturbation.init(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
+        return self._begun(lam) | {"V": lam.new_zeros(*lam.shape[:-1], 0, q.size)}
 
     def absorb(self, state: State, scores: Tensor, generator: torch.Generator | None = None) -> State:
         """Append the vectors of S scores, and drop the oldest beyond ``keep``."""
-        rows, new = self.perturbation.rows(state, scores, generator)
+        rows, new = self._rows(state, scores, generator)
         for part in rows.split(AT_ONCE, -2):
             W = downdate(part, lambda x: self.times(new, x))
             vectors = torch.cat([new["V"], W], -2)
@@ -328,7 +310,7 @@ class MatrixFree(Recursion):
     def times(self, state: State, rows: Tensor) -> Tensor:
         """Multiply rows by P from the right, by one product with V and one with its transpose."""
         V = state["V"]
-        return rows / self.perturbation.start(state)[..., None, None] - (rows @ V.mT) @ V
+        return rows / self._epsilon(state)[..., None, None] - (rows @ V.mT) @ V
 
     def inverse(self, state: State) -> Tensor:  # (*batch, D, D)
         """Write out t P, (*batch, D, D), the estimate of I_F⁻¹."""

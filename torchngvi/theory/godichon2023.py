@@ -19,7 +19,7 @@ from torchngvi.arguments import read_generator, read_instance, read_size, read_t
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Metric
 from torchngvi.methods import AIFVB
-from torchngvi.metrics.recursive import Perturbation
+from torchngvi.metrics.recursive import Recursion
 from torchngvi.models.log_joint import as_target
 from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
@@ -49,10 +49,9 @@ def check_exponents(schedule: PowerSchedule, metric: Metric | None) -> None:
     alpha, split = schedule.alpha, getattr(metric, "rule", metric)  # of `Blocks`, what it splits
     if not 0.5 < alpha < 1:
         raise InputError(f"alpha must lie in (1/2, 1); got {alpha}. Use PowerSchedule(0.75).")
-    terms: Perturbation | None = getattr(split, "perturbation", None)
-    if terms is not None and terms.c_beta != 0 and not terms.beta < alpha - 0.5:
+    if isinstance(split, Recursion) and split.c_beta != 0 and not split.beta < alpha - 0.5:
         raise InputError(
-            f"beta must lie in (0, alpha - 1/2), here (0, {alpha - 0.5:.3g}); got {terms.beta}. "
+            f"beta must lie in (0, alpha - 1/2), here (0, {alpha - 0.5:.3g}); got {split.beta}. "
             f"Use Recursive(beta={(alpha - 0.5) / 2:.3g}), or a larger alpha."
         )
 
