@@ -474,15 +474,13 @@ class ProximalBBVI(NaturalGradientVI):
 
 
 # ------------------------------------------------------------------------------------ IFVB and AIFVB
-# IFVB and AIFVB, and the same with another metric: constructor calls of `NaturalGradientVI` over flat posteriors.
-#
 #     1. ∇L at λ⁽ˢ⁾, from B draws, or from ``loss.backward()``
 #     2. S fresh draws θ ~ q, at λ⁽ˢ⁾ or at the average, and the inverse P of εI + Σ φφᵀ + Σ β_j ZZᵀ takes them in
 #     3. λ⁽ˢ⁺¹⁾ = λ⁽ˢ⁾ - α_{s+1} t P ∇L,      α_k = c/(c' + k)^α by ``LambdaLR(opt, PowerSchedule(α, c'))``
 #     4. AIFVB: the average moves towards λ⁽ˢ⁺¹⁾
 #
 # (Godichon-Baggioni, Nguyen and Tran 2023, Algorithms 1 and 2.)  Draws of 1 and 2 are independent; those of 2 need no
-# data.  A metric of one's own takes the place of the recursion in any of them.
+# data.
 
 
 class PreconditionedVI(NaturalGradientVI):

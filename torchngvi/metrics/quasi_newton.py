@@ -13,25 +13,6 @@ from torchngvi.numerics.linalg import cholesky, multiply
 from torchngvi.stepsizes import raised
 from torchngvi.structures import Pattern
 
-# L-BFGS in q's frame: the natural gradient, bent by what the last steps showed
-#
-# In the frame the Fisher metric is the identity, so limited-memory BFGS (Nocedal 1980; Nocedal and
-# Wright 2006, Algorithm 7.4) with the initial inverse Hessian 1 starts as the natural gradient and
-# learns where the objective curves otherwise: the slow tail of weakly identified directions, and the
-# off-diagonal coupling a mean-field q cannot hold.  Pairs s = ρ direction, y = change of the gradient
-# are kept in frame coordinates and carried to the next frame unchanged, which is parallel transport
-# up to the rotation between two triangular roots, of the order of the step.  B is applied in the compact form of Byrd,
-# Nocedal and Schnabel (1994): with R the lower triangle of SYᵀ, the newest pair first, and D its diagonal,
-#
-#     t = R⁻¹ S g        v = R⁻ᵀ (Y g - (D + Y Yᵀ) t)        B g = g - Sᵀv - Yᵀt
-#
-# where a pair that does not count has a unit row in R and zeros elsewhere.  Steps longer than
-# `_NEAR` in the natural norm say nothing about the tail: they clear the memory.  Under a q of many groups that
-# length grows with the root of their number where nearly whole steps are taken, see `torchngvi.stepsizes`.
-#
-# A gradient goes in, a gradient comes out, and any natural-gradient rule may follow its curve.  The
-# memory of each batch member is its own.
-
 _NEAR = 1.0  # length of a step, √(2 KL), beyond which its pair is not kept
 _WHOLE = 0.5  # ρ from which a step counts as one that the model of L at q had right
 _CURVED = 1e-8  # smallest cosine of the angle between s and y
@@ -41,8 +22,14 @@ _CURVED = 1e-8  # smallest cosine of the angle between s and y
 class QuasiNewton(Acceleration):
     """L-BFGS in the frame of q: the natural gradient ∇L becomes B∇L, with B the limited-memory inverse Hessian.
 
-    Use it where the last digits of a deterministic fit come slowly, as for a mean-field q of correlated variables
-    or for weakly identified directions.  Steps are judged by trial, so that it needs an objective without noise.
+    In the frame the Fisher metric is the identity, so that limited-memory BFGS (Nocedal 1980; Nocedal and Wright 2006,
+    Algorithm 7.4) with the initial inverse Hessian 1 starts as the natural gradient and learns where the objective
+    curves otherwise.  Pairs s = ρ direction, y = change of the gradient are carried to the next frame unchanged, which
+    is parallel transport up to the rotation between two triangular roots; a step longer than 1 in the natural norm
+    clears the memory, for it says nothing of the tail.  The memory of each batch member is its own.
+
+    Use it where the last digits of a deterministic fit come slowly, as for a mean-field q of correlated variables or
+    for weakly identified directions.  Steps are judged by trial, so that it needs an objective without noise.
 
     Args:
         memory: the number of pairs that are kept, at least 1; each costs two gradients of storage.
@@ -125,6 +112,8 @@ def _shares(
     present: Tensor,  # 1 for each pair that counts, 0 for the others, (*batch, m)
 ) -> Tensor:
     """The multiples (v, t) of S and Y that are taken off g, B g = g - Sᵀv - Yᵀt, (*batch, 2 m)."""
+    # the compact form of Byrd, Nocedal and Schnabel (1994): with R the lower triangle of SYᵀ, the newest pair first,
+    # and D its diagonal, t = R⁻¹ S g and v = R⁻ᵀ (Y g - (D + Y Yᵀ) t); a pair that does not count has a unit row in R
     size = present.shape[-1]
     of_s, of_y = (products.unflatten(-2, (2, size)) * present[..., None, :, None]).unbind(-3)
     R = of_s[..., size:-1].tril()
@@ -147,18 +136,6 @@ def _unflat(flat: Tensor, q: Posterior) -> Local:
     return Local(flat.narrow(-1, 0, q.dim), q.structure.unflat(P))
 
 
-# Newton's method on the negative ELBO of a generalised linear model with few rows
-#
-# The natural gradient treats the expected Hessian as if it stood still.  With A = XC, δe = Aδ and
-# δv_n = -(ADAᵀ)_nn to first order in the move m' = m + Cδ, V' = C(1 + D)⁻¹Cᵀ, its change is known too:
-# ∂α/∂e = β, ∂α/∂v = ½β_e and, of the curvatures, β_e = ∂β/∂e and β_v = ∂β/∂v (Price 1958).  The
-# stationary conditions of the move are then
-#
-#     Wδ = -a - ½Aᵀ(β_e ∘ δv)        D = P + Aᵀ diag(t) A,  t = β_e ∘ δe + β_v ∘ δv
-#
-# These are N linear equations in δv: quadratic convergence where the natural gradient has a linear tail, for one
-# solve with an N x N matrix a step.
-
 _SHORT = 0.2  # ρ below which a step of Newton has failed
 _NEAR_SITE = 3.0  # length of a step, √(2 KL), beyond which the expansion is not trusted
 
@@ -167,8 +144,13 @@ _NEAR_SITE = 3.0  # length of a step, √(2 KL), beyond which the expansion is n
 class SiteNewton(Acceleration):
     """The gradient that leads `VariationalNewton` to the Newton point, where q is near it.
 
-    Farther off, and where the Newton point is no descent or leaves the cone, the gradient is left as it is.  Use it
-    for few rows, N ≤ 1000 or so, where the natural gradient has a linear tail: `RowSpace.fit` uses it.
+        Wδ = -a - ½Aᵀ(β_e ∘ δv)        D = P + Aᵀ diag(t) A,  t = β_e ∘ δe + β_v ∘ δv
+
+    are the stationary conditions of a move m' = m + Cδ, V' = C(1 + D)⁻¹Cᵀ, with A = XC, δe = Aδ, δv_n = -(ADAᵀ)_nn to
+    first order and β_e = ∂β/∂e, β_v = ∂β/∂v (Price 1958): N linear equations in δv, and quadratic convergence where the
+    natural gradient, which treats the expected Hessian as if it stood still, has a linear tail.  Farther off, and where
+    the Newton point is no descent or leaves the cone, the gradient is left as it is.  Use it for few rows, N ≤ 1000 or
+    so: `RowSpace.fit` uses it.
 
     Args:
         model: the generalised linear model that is the target of the steps.

@@ -110,15 +110,6 @@ def downdate(rows: Tensor, times: Callable[[Tensor], Tensor]) -> Tensor:
     return W.masked_fill_(~ok[..., None, None], 0.0)
 
 
-# The inverse Fisher matrix by recursion, dense (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6)
-#
-# The matrix P of the recursion above is kept in full.  The last vectors W wait beside it and are subtracted many at a
-# time,
-#
-#     P = P₀ - VᵀV,        P x = P₀ x - Vᵀ(Vx),
-#
-# so that a score costs one product with P₀, and the D² writes of its rank-one update are shared by a block.
-
 _WAITING = 128  # vectors beside P₀, for large D
 _SYMMETRISE = 32  # blocks between two symmetrisations
 _GIB = 2**30
@@ -128,8 +119,10 @@ _GIB = 2**30
 class Recursive(Recursion):
     """The recursion of IFVB: the direction t P ∇L with P = (εI + Σ φφᵀ + Σ β_j ZZᵀ)⁻¹, from scores at past iterates.
 
-    Use it for a posterior whose Fisher matrix is not known in closed form, with D up to some thousands, since P
-    is dense; `Exact` is better where it exists.
+    (Godichon-Baggioni, Nguyen and Tran 2023, Theorem 4.1, Eqs 4.3-4.6).  P is kept as P₀ - VᵀV: the last vectors wait
+    and are subtracted many at a time, so that a score costs one product with P₀.  Use it for a posterior whose Fisher
+    matrix is not known in closed form, with D up to some thousands, since P is dense; `Exact` is better where it
+    exists.
 
     Args:
         samples: the number S of scores an iteration, at least 1.

@@ -176,14 +176,9 @@ def families(
 
 
 # ------------------------------------------------------------------------------------ how far a step goes
-# How far a step goes: nats a datum at the outputs, and a share of its own size in each hidden unit.
-#
-# A unit computes a = wᵀz + b from its inputs z.  A move of (w, b) changes it, over whitened inputs, by |Δ(w, b)| in
-# root mean square, where its first spread is about the norm ν of (w, b) at the start.  With S steps, after t of them,
-#
-#     s = √(r φ²/κ),   κ = ½ dmᵀ(H + δ)dm,   r = c/√S,         the move is s dm, whatever the length of dm;
-#     |s Δ(w, b)| ≤ p φ ν,   p = k/√S,                         a unit that would go further is shortened alone;
-#     φ = min((t + 1)/(w S), ½(1 + cos πt/S), lr/its largest value).
+# In nats a datum at the outputs, and by a share of its own size in each hidden unit, by the formulas of `attach`.
+# A unit computes a = wᵀz + b from its inputs z, and a move of (w, b) changes it, over whitened inputs, by |Δ(w, b)| in
+# root mean square, where its first spread is about the norm ν of (w, b) at the start.
 
 
 _NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)

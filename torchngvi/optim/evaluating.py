@@ -369,9 +369,6 @@ def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
 # ------------------------------------------------------------------------------------ how a run is watched
 
 
-# What the optimizer says, each once, at the line of the user that stepped: its warnings, and why it gives up
-
-
 def _domain(q: Posterior) -> str:
     return q.domain if q.framed else f"the domain where {q.domain}"
 

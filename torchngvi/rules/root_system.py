@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchngvi.interfaces import Change, Expectation, Frame, Framed, Local, may_be_asked, where_members
+from torchngvi.interfaces import Expectation, Frame, Framed, Local, may_be_asked, where_members
 from torchngvi.numerics.arrays import anyone
 from torchngvi.structures import Dense, FullAlgebra
 from torchngvi.structures.pattern import Structured, plus
@@ -59,10 +59,11 @@ def hessian(e: Expectation, local: Local, frame: Frame, exact: bool = False) -> 
     assert isinstance(structure, FullAlgebra)
     eye = structure.eye(local.a)
     W = torch.add(local.P, eye, alpha=gamma)
-    change = e.derivative.change(frame, exact) or _still(W, structure)
+    change = e.derivative.change(frame, exact)
 
     def product(x: Direction) -> Direction:
-        a, change_W = change(x.delta, x.T)
+        # where H stands still, as for a quadratic ℓ, Cᵀ dg = Wδ and dH = 0
+        a, change_W = change(x.delta, x.T) if change else (structure.smv(W, x.delta), torch.zeros_like(x.T))
         of_root = structure.matmul(x.T, W) if frame.upper else structure.matmul(W, x.T)
         return Direction(a, torch.addcmul(structure.tril(change_W + of_root), eye, x.T, value=gamma))
 
@@ -148,8 +149,3 @@ def _solution(structure: FullAlgebra, inverse: Structured, upper: bool) -> Calla
     if upper:
         return lambda x: structure.tmv(inverse, structure.mv(inverse, x))
     return lambda x: structure.mv(inverse, structure.tmv(inverse, x))
-
-
-def _still(W: Structured, structure: FullAlgebra) -> Change:
-    """The changes of a and W where H stands still, as for a quadratic ℓ: Cᵀ dg = Wδ and dH = 0."""
-    return lambda delta, T: (structure.smv(W, delta), torch.zeros_like(T))
