@@ -200,13 +200,10 @@ class HessianVector(Drawing):
     of H differ by many orders of magnitude.
 
     Args:
-        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
-        chunk: the number of copies of θ, of S times D, at which the log joint is evaluated in one call: it bounds the
-            memory.
+        draws, chunk: as in `Hessian`.
 
     Raises:
-        InputError: if draws is neither, or the number is not positive and even; if the chunk is below 1; on use, if the
-            log joint does not depend on theta.
+        InputError: as `Hessian` does.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -445,12 +442,10 @@ class ClosedEntropyStein(_FromGradients):
     q cannot fit the target well; neither is always ahead there (section 3 of the last paper).
 
     Args:
-        draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`; with
-            fixed draws it is the same as `Stein`.
+        draws: as in `Stein`, which it equals with fixed draws.
 
     Raises:
-        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+        InputError: as `Stein` does.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -480,8 +475,7 @@ class Reparametrized(_FromGradients):
         draws: the number S of antithetic draws, or draws such as `Independent`, `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+        InputError: as `Stein` does.
 
     >>> import torch
     >>> from torchngvi import CholeskyGaussian, LogJoint
@@ -510,8 +504,7 @@ class PathDerivative(_FromGradients):
             `Antithetic`, `Quasi` and `Fixed`.
 
     Raises:
-        InputError: if draws is neither, or the number is not positive and even; on use, if the log joint does not
-            depend on theta, or fixed draws are fewer than 2D for a full covariance.
+        InputError: as `Stein` does.
 
     >>> import torch
     >>> from torchngvi import SRVN, CholeskyGaussian

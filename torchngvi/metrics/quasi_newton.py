@@ -100,7 +100,8 @@ class QuasiNewton(Acceleration):
             "gradient": flat.nan_to_num(0.0, 0.0, 0.0),  # a NaN is not remembered
             "direction": bent.nan_to_num(0.0, 0.0, 0.0),
         }
-        return Bent(_unflat(bent, q), torch.where(downhill, slope, norm2)), new
+        a, P = bent.split([q.dim, bent.shape[-1] - q.dim], -1)
+        return Bent(Local(a, structure.unflat(P)), torch.where(downhill, slope, norm2)), new
 
     def _names(self) -> list[str]:
         """Where the state has the steps s and the changes y of the gradient, the newest of each first."""
@@ -128,12 +129,6 @@ def _shares(
 def _flat(x: Local, structure: Pattern) -> Tensor:
     """(a, P) as one vector (*batch, F) whose dot product is the inner product of the frame."""
     return torch.cat([x.a, structure.flat(x.P)], -1)
-
-
-def _unflat(flat: Tensor, q: Posterior) -> Local:
-    """The gradient of that vector."""
-    P = flat.narrow(-1, q.dim, flat.shape[-1] - q.dim)
-    return Local(flat.narrow(-1, 0, q.dim), q.structure.unflat(P))
 
 
 _SHORT = 0.2  # ρ below which a step of Newton has failed
