@@ -13,6 +13,12 @@ from torchngvi.interfaces import Coordinates, Momentum, Posterior
 __all__ = ["Adam", "ExponentialAverage", "NormalizedMomentum"]
 
 
+def _zeros(q: Posterior, *names: str) -> dict[str, Tensor]:
+    """Averages of zero of each name, in the coordinates of q."""
+    parts = {"vector": q.mean_probe.detach(), "matrix": q.root_probe.detach()}
+    return {f"{name}_{part}": torch.zeros_like(like) for name in names for part, like in parts.items()}
+
+
 @final
 class ExponentialAverage(Momentum):
     """The exponential moving average of the directions, without a correction of its bias towards 0.
@@ -41,10 +47,7 @@ class ExponentialAverage(Momentum):
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an average of zero in the coordinates of q."""
-        return {
-            "mean_vector": q.mean_probe.detach().clone().zero_(),
-            "mean_matrix": q.root_probe.detach().clone().zero_(),
-        }
+        return _zeros(q, "mean")
 
     def __call__(
         self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
@@ -91,12 +94,7 @@ class NormalizedMomentum(Momentum):
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return an average of zero, and a count of no steps."""
-        vector = torch.zeros_like(q.mean_probe.detach())
-        return {
-            "mean_vector": vector,
-            "mean_matrix": torch.zeros_like(q.root_probe.detach()),
-            "averaged": vector[..., 0].clone(),
-        }
+        return {**_zeros(q, "mean"), "averaged": torch.zeros_like(q.mean_probe.detach()[..., 0])}
 
     def __call__(
         self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
@@ -155,14 +153,7 @@ class Adam(Momentum):
 
     def init(self, q: Posterior) -> dict[str, Tensor]:
         """Return averages of zero, and a count of no steps."""
-        vector, matrix = q.mean_probe.detach(), q.root_probe.detach()
-        return {
-            "mean_vector": torch.zeros_like(vector),
-            "mean_matrix": torch.zeros_like(matrix),
-            "square_vector": torch.zeros_like(vector),
-            "square_matrix": torch.zeros_like(matrix),
-            "averaged": torch.zeros_like(vector[..., 0]),
-        }
+        return {**_zeros(q, "mean", "square"), "averaged": torch.zeros_like(q.mean_probe.detach()[..., 0])}
 
     def __call__(
         self, q: Posterior, change: Coordinates, norm2: Callable[[], Tensor], state: dict[str, Tensor]
