@@ -19,8 +19,7 @@ from torch import Tensor
 
 from torchngvi.tables.design import design_of_arrays
 from torchngvi.tables.families import family_of
-from torchngvi.tables.globals import FitSettings
-from torchngvi.tables.model import SeveralPosterior, integrate_several
+from torchngvi.tables.globals import FitSettings, SeveralPosterior, integrate_several
 from torchngvi.tables.parts import Coordinates
 from torchngvi.tables.priors import settle
 

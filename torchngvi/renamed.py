@@ -137,7 +137,10 @@ _MERGED: dict[str, str] = {
     "networks.layout": "units",
     "tables.effects": "left_out prediction",
     "tables.table": "remarks",
-    "tables.model": "several",
+    "tables.design": "formulas",
+    "tables.globals": "several",
+    "tables.model": "saved",
+    "tables.result": "exports",
     "theory.kim2024": "theory.kim2024.bases theory.kim2024.moments theory.kim2024.rates theory.kim2024.scales",
 }
 # the old path of a module, and the new one

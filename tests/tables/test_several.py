@@ -8,9 +8,18 @@ import torch
 from torchngvi.errors import InputError
 from torchngvi.numerics.special import normal_rule
 from torchngvi.tables.families import family_of
-from torchngvi.tables.globals import FitSettings, Frame, Mixture
+from torchngvi.tables.globals import (
+    MOST_ENTRIES,
+    Arranged,
+    ByLaplace,
+    Correction,
+    FitSettings,
+    Frame,
+    Mirrored,
+    Mixture,
+    integrate_several,
+)
 from torchngvi.tables.integrated import Integrated
-from torchngvi.tables.model import MOST_ENTRIES, Arranged, ByLaplace, Correction, Mirrored, integrate_several
 from torchngvi.tables.parts import Coordinates, Design, Factor, covariance_root
 from torchngvi.tables.priors import settle
 

@@ -11,7 +11,7 @@ from torchngvi.models import GeneralizedLinear
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, PoissonLog, StudentT
 from torchngvi.posteriors.gaussian import Gaussian
 from torchngvi.tables import TableResult
-from torchngvi.tables.exports import inference_data
+from torchngvi.tables.result import inference_data
 
 __all__ = ["to_arviz"]
 

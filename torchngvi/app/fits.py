@@ -33,10 +33,9 @@ from torchngvi.fitting.checkpoints import remove_left, write_whole
 from torchngvi.messages import listed, shown
 from torchngvi.tables import effects
 from torchngvi.tables.design import usual_family
-from torchngvi.tables.exports import state_of
 from torchngvi.tables.families import family_of
 from torchngvi.tables.model import TableModel, regression
-from torchngvi.tables.result import TableResult
+from torchngvi.tables.result import TableResult, state_of
 from torchngvi.tables.table import Marginals
 
 _DRAWS = 400, 4096  # of a model without groups, at least and at most: of 4,096 a third digit is known

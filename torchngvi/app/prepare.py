@@ -27,8 +27,7 @@ from torchngvi.errors import InputError
 from torchngvi.messages import SHOWN, hint, listed
 from torchngvi.tables import cells as checks
 from torchngvi.tables.cells import COMMAND, Door, as_levels, check_names, cleaned, is_number, refuse, without_unnamed
-from torchngvi.tables.design import FormulaColumns
-from torchngvi.tables.formulas import Sides, variables
+from torchngvi.tables.design import FormulaColumns, Sides, variables
 
 BUNDLED = ("breast_cancer", "diabetes", "digits", "iris", "wine")  # with scikit-learn
 _SVMLIGHT = (".svm", ".libsvm", ".txt")

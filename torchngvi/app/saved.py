@@ -28,8 +28,8 @@ from torchngvi.app.prepare import CLASSES, Columns
 from torchngvi.app.settings import LEFT, WRITING, beside, check_folder, check_writable, is_taken
 from torchngvi.errors import InputError
 from torchngvi.fitting.checkpoints import locked, sync
+from torchngvi.tables.model import result_of
 from torchngvi.tables.result import TableResult
-from torchngvi.tables.saved import result_of
 
 __all__ = ["Fitted", "load"]
 

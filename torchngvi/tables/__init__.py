@@ -2,9 +2,8 @@
 
 `torchngvi.tables.model` is the door, `regression` and `mixed` by a formula and `MixedModel` by arrays.  `design` makes
 the rows of a formula, `families` and `priors` say what is assumed, `globals` finds the posterior of the parameters that
-all rows share, with the random effects of one grouping factor integrated out (`integrated`), `several` that of several
-factors, and `many` those of thousands of outcomes at once.  `result` is what a person reads,
-with `effects` of columns, what was left out (`left_out`), and the same in a file (`saved`).
+all rows share, with the random effects of one grouping factor (`integrated`) or of several integrated out, and `many`
+those of thousands of outcomes at once.  `result` is what a person reads, with `effects` of columns.
 """
 
 from torchngvi.tables.design import Formula, design_of_arrays
@@ -13,7 +12,7 @@ from torchngvi.tables.families import FAMILIES, Family, Held, family_of
 from torchngvi.tables.family_checks import check_family
 from torchngvi.tables.globals import FitSettings
 from torchngvi.tables.many import ManyResult, ManySettings, fit_many
-from torchngvi.tables.model import MixedModel, TableModel, mixed, regression
+from torchngvi.tables.model import MixedModel, TableModel, load, mixed, regression
 from torchngvi.tables.parts import Design, Factor
 from torchngvi.tables.priors import (
     LKJ,
@@ -28,7 +27,6 @@ from torchngvi.tables.priors import (
     parse_prior,
 )
 from torchngvi.tables.result import TableResult
-from torchngvi.tables.saved import load
 from torchngvi.tables.table import Marginals, SummaryTable
 
 __all__ = [
