@@ -11,7 +11,8 @@ import torch
 
 from torchngvi.errors import InputError, ScaleWarning
 from torchngvi.messages import install
-from torchngvi.tables import formulas, regression
+from torchngvi.tables import design as formulas
+from torchngvi.tables import regression
 from torchngvi.tables.design import Formula, FormulaColumns, design_of_arrays
 from torchngvi.tables.families import family_of
 from torchngvi.tables.parts import Factor

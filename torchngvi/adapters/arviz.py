@@ -76,11 +76,7 @@ def to_arviz(result: Any, *, draws: int | None = None, seed: int = 0) -> Any:
     return inference_data({"beta": theta}, {"column": names}, {"beta": ["column"]}, log_p, new, y, model.weights > 0)
 
 
-def responses(
-    likelihood: Likelihood,
-    eta: Tensor,  # (S, N)
-    generator: torch.Generator,
-) -> Tensor:
+def responses(likelihood: Likelihood, eta: Tensor, generator: torch.Generator) -> Tensor:  # eta (S, N)
     """Draw y given the linear predictor, (S, N), two classes as 0 and 1."""
     eta = eta.double().cpu()
     match likelihood:

@@ -32,14 +32,7 @@ _NINES = re.compile(r"-9|-?99+")  # numbers that are used as codes for missing v
 
 
 def refuse(faults: Sequence[str]) -> None:
-    """Raise one error for all that is wrong with a table.
-
-    >>> refuse(["column 'a' is empty.", "column 'b' holds dates."])
-    Traceback (most recent call last):
-    torchngvi.errors.InputError: the table has 2 faults:
-      1. column 'a' is empty.
-      2. column 'b' holds dates.
-    """
+    """Raise one error for all that is wrong with a table."""
     if len(faults) == 1:
         raise InputError(faults[0])
     if faults:
@@ -220,15 +213,7 @@ class Cleaned(NamedTuple):
 def cleaned(
     frame: Any, names: Iterable[str], door: Door, *, chosen: Iterable[str] = (), comma: bool = False
 ) -> Cleaned:
-    """Look at the cells of some columns of a table.
-
-    >>> table = pd.DataFrame({"pay": ["29,278", "980"], "seen": ["2024-01-31", "2024-02-01"], "x": [1.0, 2.0]})
-    >>> found = cleaned(table, list(table), COMMAND)
-    >>> found.frame.pay.tolist(), found.notes
-    ([29278.0, 980.0], ("column 'pay' was read as numbers: '29,278' as 29278, with a comma between thousands",))
-    >>> found.faults[0][:51]
-    "column 'seen' holds dates or times such as '2024-01"
-    """
+    """Look at the cells of some columns of a table."""
     spared, names = set(chosen), list(names)
     frame, notes = stripped(frame, names)
     comma = comma or has_commas(frame, names)
@@ -265,11 +250,7 @@ def cleaned(
 
 
 def has_commas(frame: Any, names: Iterable[str]) -> bool:
-    """Whether decimals are behind commas in some column, so that "1,234" in another one is 1.234.
-
-    >>> has_commas(pd.DataFrame({"x": ["1,5", "2"], "y": ["1,234", "2,345"]}), ["x", "y"])
-    True
-    """
+    """Whether decimals are behind commas in some column, so that "1,234" in another one is 1.234."""
     for name in names:
         column = frame[name]
         if is_number(column) or isinstance(column.dtype, pd.CategoricalDtype):
@@ -301,11 +282,7 @@ def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
 
 
 def of_look(name: str, look: Look, door: Door) -> str | None:
-    """What is wrong with the texts of a column: a sentence with the remedy, or None.
-
-    >>> of_look("dose", Look("units", "12 kg"), COMMAND)[:60]
-    "column 'dose' holds numbers with a unit, such as '12 kg'. Wr"
-    """
+    """What is wrong with the texts of a column: a sentence with the remedy, or None."""
     if look.kind == "dates":
         return _of_dates(name, look.example, door)
     if look.kind == "units":
@@ -368,11 +345,7 @@ def _beyond_64_bits(column: Any) -> Any:
 def of_identifiers(
     frame: Any, names: Iterable[str], door: Door, zeros: Iterable[str] = (), fewest: int = 10
 ) -> tuple[str, ...]:
-    """Notes of whole numbers that look like identifiers, and are taken as measurements.
-
-    >>> of_identifiers(pd.DataFrame({"policy": range(100000, 100040)}), ["policy"], COMMAND)[0][:70]
-    "column 'policy' is a whole number that differs in every row, as identi"
-    """
+    """Notes of whole numbers that look like identifiers, and are taken as measurements."""
     # fewest: rows from which on numbers that differ in every row look like identifiers
     zeros, found = set(zeros), []
     for name in names:
@@ -415,11 +388,7 @@ def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
 
 
 def of_copies(frame: Any) -> tuple[str, ...]:
-    """Say that more than half of the rows are copies of others, where a column has decimals, as measurements have.
-
-    >>> of_copies(pd.DataFrame({"x": [0.25, 1.5, 0.25, 1.5]}))[0][:33]
-    '4 of 4 rows are there more than o'
-    """
+    """Say that more than half of the rows are copies of others, where a column has decimals, as measurements have."""
     numbers = [frame[name].dropna().to_numpy() for name in frame if getattr(frame[name].dtype, "kind", "O") == "f"]
     if not any(len(column) and bool((column % 1 != 0).mean() > 0.5) for column in numbers):
         return ()
@@ -440,11 +409,7 @@ def _is_numbering(column: Any, gaps: int = 10) -> bool:
 
 
 def of_levels(name: str, levels: int, door: Door, *, chosen: bool) -> list[str]:
-    """What is wrong with a column of categories of so many levels: a sentence, or nothing.
-
-    >>> of_levels("note", 60, COMMAND, chosen=False)[0][:50]
-    "text column 'note' has 60 different values, more t"
-    """
+    """What is wrong with a column of categories of so many levels: a sentence, or nothing."""
     if levels <= MOST_CATEGORIES:
         return []
     groups = f'model it as groups that are alike, {"--formula " if door is COMMAND else ""}"... + (1 | {name})".'
@@ -467,13 +432,7 @@ def is_number(column: Any) -> bool:
 
 
 def as_levels(column: Any) -> Any:
-    """The entries as texts, equal numbers alike however they were written; missing ones stay so.
-
-    >>> as_levels(pd.Series([1.0, 2.5])).tolist()
-    ['1', '2.5']
-    >>> as_levels(pd.Series([1150000000000000101, 1150000000000000399])).nunique()
-    2
-    """
+    """The entries as texts, equal numbers alike however they were written; missing ones stay so."""
     if is_number(column) and not pd.api.types.is_bool_dtype(column):
         texts = column.map(_level, na_action="ignore")
     else:
@@ -499,12 +458,7 @@ def check_names(names: Iterable[Any], what: str = "the table") -> list[str]:
 
 
 def without_unnamed(frame: Any) -> tuple[Any, tuple[str, ...]]:
-    """The table without columns that have no name in the file, as ``DataFrame.to_csv()`` writes the row numbers.
-
-    >>> frame, notes = without_unnamed(pd.DataFrame({"Unnamed: 0": [0, 1], "x": [2.0, 3.0]}))
-    >>> list(frame), notes
-    (['x'], ('the column without a name in place 1 was left out, which numbers the rows',))
-    """
+    """The table without columns that have no name in the file, as ``DataFrame.to_csv()`` writes the row numbers."""
     notes, drop = [], []
     for place, name in enumerate(frame.columns):
         if not re.fullmatch(r"Unnamed: \d+(\.\d+)*|", str(name)):
@@ -534,11 +488,7 @@ def of_unusable(
     impute: bool = False,
     largest: float = 1e140,
 ) -> list[str]:
-    """Find columns with missing or infinite entries, or with one whose square overflows.
-
-    >>> of_unusable({"x": np.array([1.0, np.nan])}, {})[0][:59]
-    "column 'x' has missing or infinite entries in 1 of 2 rows. "
-    """
+    """Find columns with missing or infinite entries, or with one whose square overflows."""
     # largest: entry of a column, whose square is still a number
     bad, found = {}, []
     instead = {name: COMMAND.to_leave_out(name) for name in columns}
@@ -590,11 +540,7 @@ def check_there(frame: Any, names: Sequence[str], asking: str = "The formula") -
 
 
 def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
-    """What is wrong with columns that miss values: a sentence, or nothing.
-
-    >>> of_missing(pd.DataFrame({"x": [1.0, None]}), ["x"])
-    ['The table misses values: 1 of x. Leave those rows out, table.dropna(), or impute them.']
-    """
+    """What is wrong with columns that miss values: a sentence, or nothing."""
     counts = {name: int(frame[name].isna().sum()) for name in names}
     found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
     return [f"The table misses values: {found}. Leave those rows out, table.dropna(), or impute them."] if found else []
@@ -605,12 +551,7 @@ _ALONE = re.compile(r"\boffset\(\s*`?([^`()]+?)`?\s*\)")  # the column of offset
 
 
 def of_formula(formula: str, frame: Any, response: Sequence[str], predictors: Sequence[str], door: Door) -> Cleaned:
-    """Look at the cells of the columns that a formula names as response and predictors.
-
-    >>> table = pd.DataFrame({"y": [1.0, 2.0], "town": ["A", "B"], "pay": ["29,278", "980"]})
-    >>> of_formula("y ~ town + pay", table, ["y"], ["town", "pay"], FORMULA).frame.pay.tolist()
-    [29278.0, 980.0]
-    """
+    """Look at the cells of the columns that a formula names as response and predictors."""
     coded = set(_CODED.findall(formula))
     comma = has_commas(frame, [*response, *predictors])
     left = [] if "[" in formula.partition("~")[0] else response
@@ -659,18 +600,8 @@ def used(frame: Any) -> Any:
     return frame.assign(**kept) if kept else frame
 
 
-def of_exposure(
-    name: str,
-    offset: Array,  # (N,)
-    y: Array,  # (N,)
-    remedy: str,
-) -> str | None:
-    """Ask whether an offset of a logarithmic link is an exposure of which no logarithm was taken.
-
-    >>> time = np.array([1.0, 40.0, 300.0, 7.0])
-    >>> of_exposure("time", time, 2 * time, "offset(log(time))")[:31]
-    'Did you mean offset(log(time))?'
-    """
+def of_exposure(name: str, offset: Array, y: Array, remedy: str) -> str | None:  # offset (N,), y (N,)
+    """Ask whether an offset of a logarithmic link is an exposure of which no logarithm was taken."""
     offset, y = (np.asarray(part, dtype=np.float64) for part in (offset, y))
     if len(offset) != len(y) or not (offset > 0).all() or not (y >= 0).all() or offset.min() == offset.max():
         return None
@@ -689,11 +620,7 @@ def _profile(offset: Array, y: Array) -> float:
 
 
 def as_numbers(new: Any, names: Iterable[str]) -> Any:
-    """New rows with numbers in columns that held numbers in a fit, by the same reading of cells.
-
-    >>> as_numbers(pd.DataFrame({"x": ["1,250", "2"]}), ["x"]).x.tolist()
-    [1250.0, 2.0]
-    """
+    """New rows with numbers in columns that held numbers in a fit, by the same reading of cells."""
     texts = [name for name in names if not is_number(new[name])]
     found = cleaned(new, texts, COMMAND)
     faults = []

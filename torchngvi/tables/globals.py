@@ -838,10 +838,7 @@ class _Pair(NamedTuple):
     places: Tensor  # (N · r_left · r_right,)
 
 
-def holds(
-    inner: Tensor,  # (N,)
-    outer: Tensor,  # (N,)
-) -> bool:
+def holds(inner: Tensor, outer: Tensor) -> bool:  # inner (N,), outer (N,)
     """Whether all rows of each inner group are of one outer group."""
     of = outer.new_zeros(int(inner.max()) + 1)
     of[inner] = outer
@@ -906,11 +903,7 @@ class Arranged:
             total = total + (u[..., at].unflatten(-1, (-1, r)).index_select(-2, groups) * a).sum(-1)
         return total
 
-    def gathered(
-        self,
-        designs: Sequence[Tensor],  # (S, N, r)
-        slope: Tensor,  # (S, N)
-    ) -> Tensor:
+    def gathered(self, designs: Sequence[Tensor], slope: Tensor) -> Tensor:  # designs (S, N, r), slope (S, N)
         """Sum slope · a over the rows, (S, dim)."""
         S = len(slope)
         out = slope.new_zeros(S, self.dim)
@@ -919,11 +912,7 @@ class Arranged:
             out = out.scatter_add(-1, index.expand(S, -1), (slope[..., None] * a).flatten(-2))
         return out
 
-    def gram(
-        self,
-        designs: Sequence[Tensor],  # (S, N, r)
-        weights: Tensor,  # (S, N)
-    ) -> Structured:
+    def gram(self, designs: Sequence[Tensor], weights: Tensor) -> Structured:  # designs (S, N, r), weights (S, N)
         """Sum weight · a aᵀ over the rows, (S, E), of squares at least the lower triangles."""
         S = len(weights)
         out = weights.new_zeros(S, *self.structure.shape)

@@ -128,11 +128,7 @@ class LogJoint(ABC):
     ) -> Tensor:
         """Evaluate the log joint of draws, (S,), as cheaply as weights allow."""
 
-    def completed(
-        self,
-        theta: Tensor,  # (S, dim)
-        generator: torch.Generator,
-    ) -> Tensor:
+    def completed(self, theta: Tensor, generator: torch.Generator) -> Tensor:  # theta (S, dim)
         """Draw what else has been integrated out of the globals, and return all of them."""
         return theta
 
@@ -333,12 +329,7 @@ class Integrated(LogJoint):
         """Evaluate log p(θ), (S,)."""
         return self.priors.log_prob(theta)
 
-    def _integrand(
-        self,
-        block: Block,
-        theta: Tensor,  # (S, dim)
-        u: Tensor,  # (n, S, K, r)
-    ) -> Tensor:
+    def _integrand(self, block: Block, theta: Tensor, u: Tensor) -> Tensor:  # theta (S, dim), u (n, S, K, r)
         """log p(y_i | u, θ) - ½|u|² at points of u, (n, S, K)."""
         fixed, C, phi = self._predictor(block, theta)
         eta = fixed.unsqueeze(3).expand(*fixed.shape[:3], u.shape[-2], *fixed.shape[3:])
@@ -563,11 +554,7 @@ class Integrated(LogJoint):
             drawn[block.part, part] = points[..., 0, :]
         return drawn
 
-    def effects(
-        self,
-        u: Tensor,  # (n, S, r)
-        theta: Tensor,  # (S, dim)
-    ) -> Tensor:
+    def effects(self, u: Tensor, theta: Tensor) -> Tensor:  # u (n, S, r), theta (S, dim)
         """b = C u of the groups in the order of their numbers, (S, n, r)."""
         C = covariance_root(self.coordinates.split(theta)[1][0], self.r)
         return linalg.small_product(u[self.place][..., None, :], C.mT)[..., 0, :].transpose(0, 1)
@@ -578,10 +565,7 @@ def finite(values: Tensor) -> Tensor:
     return torch.where(values.isfinite(), values, -torch.inf)
 
 
-def choose(
-    log_weights: Tensor,  # (..., K)
-    uniform: Tensor,  # (...)
-) -> Tensor:
+def choose(log_weights: Tensor, uniform: Tensor) -> Tensor:  # log_weights (..., K), uniform (...)
     """Choose one of K candidates with a probability in proportion to its weight, (...)."""
     share = finite(log_weights).softmax(-1).nan_to_num(1.0).cumsum(-1)
     return (share < uniform[..., None] * share[..., -1:]).sum(-1).clamp_max(share.shape[-1] - 1)
@@ -596,19 +580,14 @@ def _of_categories(
     return torch.cat(blocks)
 
 
-def _sums(
-    table: Tensor,  # (n, m, S)
-    columns: Tensor,  # (n, m, k)
-) -> Tensor:
+def _sums(table: Tensor, columns: Tensor) -> Tensor:  # table (n, m, S), columns (n, m, k)
     """Sums over the rows of groups of products with columns, (n, S, k)."""
     if columns.shape[-1] == 1:
         return (table * columns).sum(1)[..., None]
     return table.transpose(1, 2) @ columns
 
 
-def _squares(
-    Z: Tensor,  # (n, m, r)
-) -> Tensor:
+def _squares(Z: Tensor) -> Tensor:  # (n, m, r)
     """z zᵀ of rows, (n, m, r²)."""
     return (Z[..., :, None] * Z[..., None, :]).flatten(-2)
 
@@ -622,9 +601,7 @@ def _lattice(count: int, dim: int) -> Tensor:
     return (torch.arange(count, dtype=torch.float64, device="cpu")[:, None] * steps).frac()
 
 
-def inverse_root(
-    hessian: Tensor,  # (dim, dim), symmetric
-) -> Tensor:
+def inverse_root(hessian: Tensor) -> Tensor:  # (dim, dim), symmetric
     """A root C of the inverse of a Hessian, C Cᵀ = H⁻¹, with the sizes of eigenvalues that are negative."""
     diagonal = hessian.diagonal().abs()
     scale = torch.where(diagonal > 0, diagonal, 1.0).rsqrt()

@@ -462,12 +462,7 @@ class _Joint(Integrated):
         energy, slope, u = (part.unflatten(0, (M, C)) for part in parts)
         return energy, slope, u
 
-    def of_draws(
-        self,
-        psi: Tensor,  # (M, C, P)
-        around: "_Mode",
-        nodes: int,
-    ) -> Tensor:
+    def of_draws(self, psi: Tensor, around: "_Mode", nodes: int) -> Tensor:  # psi (M, C, P)
         """log p(y, θ) (M, C), u one Newton step from where the mode is to be expected."""
         u = around.u + torch.einsum("mpnr,mcp->mcnr", around.follows, psi - around.psi[:, None])
         return -self.energy(psi, u, nodes, True, False)[0]

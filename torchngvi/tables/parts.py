@@ -115,10 +115,7 @@ class Coordinates:
         self.lengths = (self.p, *(r * (r + 1) // 2 for r in self.sizes), parameters)
         self.dim = sum(self.lengths)
 
-    def split(
-        self,
-        theta: Tensor,  # (..., dim)
-    ) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:
+    def split(self, theta: Tensor) -> tuple[Tensor, tuple[Tensor, ...], Tensor]:  # (..., dim)
         """Return a (..., p), ξ of each factor (..., r(r + 1)/2), and φ (..., nphi)."""
         a, *xis, phi = theta.split(self.lengths, -1)
         return a, tuple(xis), phi
@@ -127,21 +124,13 @@ class Coordinates:
         """Return a, (p,), whose predictor is a number in all rows, of categories one number each."""
         return torch.cat([self.columns.level(location) for location in locations])
 
-    def linear(
-        self,
-        X: Tensor,  # (..., N, D)
-        a: Tensor,  # (S, p)
-        offset: Tensor,  # (..., N)
-    ) -> Tensor:
+    def linear(self, X: Tensor, a: Tensor, offset: Tensor) -> Tensor:  # X (..., N, D), a (S, p), offset (..., N)
         """Compute the linear predictors of rows, (..., N, S), of categories (..., N, S, C) without the offset."""
         if not self.categories:
             return X @ a.mT + offset[..., None]
         return (X @ a.reshape(-1, X.shape[-1]).mT).unflatten(-1, (len(a), len(self.categories)))
 
-    def to_user(
-        self,
-        theta: Tensor,  # (..., dim)
-    ) -> Globals:
+    def to_user(self, theta: Tensor) -> Globals:  # (..., dim)
         """Map draws of θ to the units of the user."""
         a, xis, phi = self.split(theta)
         scales = []
@@ -237,16 +226,9 @@ class Posterior(ABC):
     gradients: int  # of the log joint of the globals that the search took
 
     @abstractmethod
-    def effects(
-        self,
-        theta: Tensor,  # (S, dim)
-        generator: torch.Generator,
-    ) -> tuple[Tensor, ...]:
+    def effects(self, theta: Tensor, generator: torch.Generator) -> tuple[Tensor, ...]:  # theta (S, dim)
         """Draw the effects of all groups given the globals, (S, n, r) of each factor, of centred and scaled columns."""
 
     @abstractmethod
-    def of_groups(
-        self,
-        theta: Tensor,  # (S, dim)
-    ) -> Tensor:
+    def of_groups(self, theta: Tensor) -> Tensor:  # (S, dim)
         """Compute log p(y_i | θ) of the rows of each group of the one factor, (S, n); without factors of each row."""

@@ -314,10 +314,7 @@ class LKJ(Prior):
     positive = ("concentration",)
     concentration: Any = 1.0
 
-    def log_prob(
-        self,
-        x: Tensor,  # (..., r(r - 1)/2)
-    ) -> Tensor:
+    def log_prob(self, x: Tensor) -> Tensor:  # (..., r(r - 1)/2)
         """Compute the log density of the canonical partial correlations on Fisher's scale, row by row, (...).
 
         Those of column l = 0, 1, .. of a matrix of r effects are (1 + ρ)/2 ~ beta(α, α) with α = concentration +
@@ -403,10 +400,7 @@ class _Stacked(NamedTuple):
             kinds.append((kind(*tensors), torch.tensor(places, device=like.device)))
         return cls(tuple(kinds))
 
-    def log_prob(
-        self,
-        x: Tensor,  # (..., D)
-    ) -> Tensor:
+    def log_prob(self, x: Tensor) -> Tensor:  # (..., D)
         """The sum of the log densities, (...)."""
         parts = [prior.log_prob(x.index_select(-1, at)).sum(-1) for prior, at in self.kinds]
         return sum(parts, x.new_zeros(x.shape[:-1]))
@@ -448,10 +442,7 @@ class Priors:
             for some, units in zip(self.sds, self.within, strict=True)
         )
 
-    def log_prob(
-        self,
-        theta: Tensor,  # (..., dim)
-    ) -> Tensor:
+    def log_prob(self, theta: Tensor) -> Tensor:  # (..., dim)
         """Compute log p(θ), (...), with all constants and Jacobians, twice differentiable in θ."""
         a, *xis, phi = theta.split(self.lengths, -1)
         total = self._a.log_prob(a)

@@ -243,11 +243,7 @@ class TableResult:
         return self._kept[count, seed]
 
     @torch.no_grad()
-    def drawn(
-        self,
-        theta: Tensor,  # (S, dim)
-        generator: torch.Generator,
-    ) -> TableDraws:
+    def drawn(self, theta: Tensor, generator: torch.Generator) -> TableDraws:  # theta (S, dim)
         """Bring draws of the globals to the units of the user, with effects drawn given them.
 
         Args:
@@ -862,13 +858,7 @@ def marginal(of: EffectTable, x: str, response: str, ax: Any) -> Any:
     return ax
 
 
-def predictive(
-    y: Tensor,  # (N,)
-    drawn: Tensor,  # (S, N)
-    discrete: bool,
-    response: str,
-    ax: Any,
-) -> Any:
+def predictive(y: Tensor, drawn: Tensor, discrete: bool, response: str, ax: Any) -> Any:  # y (N,), drawn (S, N)
     """Draw how often outcomes were seen in each bin, and the frequencies of drawn outcomes."""
     ax = axes(ax)
     least, most = torch.cat([y, drawn.flatten()]).aminmax()

@@ -245,9 +245,7 @@ def warn_of(
             )
 
 
-def own_shares(
-    X: Tensor,  # (N, p)
-) -> Tensor:
+def own_shares(X: Tensor) -> Tensor:  # (N, p)
     """Which share of the length of each column lies outside of the others, (p,), of columns that are independent.
 
     >>> own_shares(torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)).tolist()
@@ -265,11 +263,7 @@ def _is_product(name: str) -> bool:
     return any(sign in name for sign in _PRODUCTS)
 
 
-def products_far_from_0(
-    X: Tensor,  # (N, p)
-    names: Sequence[str],
-    least: float = 0.1,
-) -> list[float]:
+def products_far_from_0(X: Tensor, names: Sequence[str], least: float = 0.1) -> list[float]:  # X (N, p)
     """The share of each column that the others leave, (p), of a product far from 0 and what it depends on; else 1.
 
     Where x lies far from 0, x:z is nearly a multiple of z. A prior per standard deviation of the whole column would
@@ -292,13 +286,7 @@ def products_far_from_0(
 
 
 def remark_on_products(names: Sequence[str], parts: Sequence[float]) -> list[str]:
-    """Sentences about products and powers of columns that lie far from 0, whose default priors are wide.
-
-    >>> remark_on_products(["x", "x:z"], [1.0, 0.001])[0].partition(":")[0]
-    'Column x'
-    >>> remark_on_products(["x", "x:z"], [1.0, 1.0])
-    []
-    """
+    """Sentences about products and powers of columns that lie far from 0, whose default priors are wide."""
     return [
         f"Column {name} is a product of columns that lie far from 0: all but {share:.1g} of its standard deviation is "
         "in the other columns. Its default prior, and that of the columns it nearly depends on, is per standard "
@@ -310,11 +298,7 @@ def remark_on_products(names: Sequence[str], parts: Sequence[float]) -> list[str
 
 
 def remark_on_bounds(names: Sequence[str], sd: Tensor, prior_sd: Tensor, share: float = 0.5) -> list[str]:
-    """Sentences about fixed effects that hardly anything but the prior bounds.
-
-    >>> remark_on_bounds(["x"], torch.tensor([9.0]), torch.tensor([10.0]))
-    ['The data hardly bound x: sd 9, and 10 under the prior.']
-    """
+    """Sentences about fixed effects that hardly anything but the prior bounds."""
     # share: share of the standard deviation of the prior that a posterior has where the data say little
     return [
         f"The data hardly bound {name}: sd {of_data:.3g}, and {of_prior:.3g} under the prior."
@@ -354,11 +338,7 @@ def remark_on_spreads(
     at_zero: float = 0.15,
     points: int = 64,
 ) -> list[str]:
-    """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold.
-
-    >>> remark_on_spreads(["week"], torch.linspace(0.0, 1.0, 101)[:, None], torch.full((101,), 1 / 101))
-    ['The standard deviation of week may be 0: its density there is 1.00 of its largest.']
-    """
+    """A sentence about standard deviations between groups that may be 0, which no equal-tailed interval can hold."""
     # at_zero: share of its largest value that the density of a standard deviation has at 0 where it may be 0
     # points: at which that is looked for
     said = []
@@ -384,11 +364,7 @@ def remark_on_dispersion(
     sure: float = 4.0,
     least: float = 1e-12,
 ) -> list[str]:
-    """A sentence about counts that vary more about their means than those of a Poisson distribution.
-
-    >>> remark_on_dispersion(torch.zeros(9, 40), torch.tensor([0.0, 6.0] * 20), torch.ones(40))[0][:49]
-    'The counts vary 13 times as much about their mean'
-    """
+    """A sentence about counts that vary more about their means than those of a Poisson distribution."""
     # more, sure: excess of a dispersion that is said, and in its standard errors
     # least: mean of a count
     mean, variance = eta.exp().mean(0), eta.var(0)
