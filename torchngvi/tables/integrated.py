@@ -429,14 +429,8 @@ class Integrated(LogJoint):
         return H
 
     def of_prior(self, theta: Tensor) -> Tensor:
-        """The Hessian of the log prior, each row by one of as many copies of θ."""
-        with torch.enable_grad():
-            copies = theta.expand(len(theta), -1).clone().requires_grad_()
-            (gradient,) = torch.autograd.grad(self.priors.log_prob(copies).sum(), copies, create_graph=True)
-            if not gradient.requires_grad:
-                return torch.zeros_like(copies)
-            (rows,) = torch.autograd.grad(gradient.diagonal().sum(), copies, allow_unused=True)
-        return torch.zeros_like(copies) if rows is None else rows
+        """The Hessian of the log prior."""
+        return torch.func.jacrev(torch.func.grad(self.priors.log_prob))(theta)
 
     @torch.no_grad()
     def _of_coefficients(self, theta: Tensor, modes: Tensor) -> Tensor:
@@ -474,11 +468,12 @@ class Integrated(LogJoint):
         H = self.curvature(theta, self.start()[1])
         fixed = H[:p, :p] - self._of_coefficients(theta[None], self.start()[1])  # the prior, at the mode
         begin, rate, promised = theta, 1.0, math.inf
+        prior_slope = torch.func.grad(self.priors.log_prob)(theta)[:p]
         pairs = settings.nearest_draws // 2 if self.coordinates.categories else 0
         half = draw_normal(pairs, p, generator=generator, like=theta)
         for _ in range(settings.nearest_steps):
             slope, curvature = fixed @ (theta - begin)[:p], fixed.clone()
-            slope = slope - self._prior_slope(begin)[:p]
+            slope = slope - prior_slope
             for block in self.blocks:
                 X = block.X.flatten(0, 1)
                 if self.coordinates.categories:
@@ -516,12 +511,6 @@ class Integrated(LogJoint):
             first, second = (len(part) / (2 * len(half)) * block.weighted(one[:, None])[:, 0] for one in own)
             slope, curvature = slope + first, curvature + second
         return slope, curvature
-
-    def _prior_slope(self, theta: Tensor) -> Tensor:
-        """The gradient of the log prior, (dim,)."""
-        with torch.enable_grad():
-            theta = theta.detach().clone().requires_grad_()
-            return torch.autograd.grad(self.priors.log_prob(theta[None]).sum(), theta)[0]
 
     # ---------------------------------------------------------------------------- effects given the globals
 

@@ -149,10 +149,6 @@ class Coordinates:
             phi = torch.cat([phi[..., :1] + shift[..., None], phi[..., 1:]], -1)
         return Globals(coefficients, sds, correlations, phi)
 
-    def effects_to_user(self, effects: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Map the effects of the groups of each factor, (S, n, r), to the units of the user."""
-        return tuple(units.to_user(b) for units, b in zip(self.within, effects, strict=True))
-
 
 def centred(
     X: Tensor,  # (N, p), without a column of ones

@@ -246,16 +246,13 @@ class TableResult:
     def drawn(self, theta: Tensor, generator: torch.Generator) -> TableDraws:  # theta (S, dim)
         """Bring draws of the globals to the units of the user, with effects drawn given them.
 
-        Args:
-            theta: draws of the coordinates of the globals, (S, dim).
-            generator: of the effects.
-
         Returns:
             Draws that are as likely as those of the globals.
         """
         names, fitted = [of.name for of in self.design.factors], self.fitted
         user = fitted.coordinates.to_user(theta)
-        b = fitted.coordinates.effects_to_user(fitted.effects(theta, generator)) if names else ()
+        effects = zip(fitted.coordinates.within, fitted.effects(theta, generator) if names else (), strict=True)
+        b = (units.to_user(of_groups) for units, of_groups in effects)
         sd, correlation, drawn = (ByFactor(zip(names, some, strict=True)) for some in (user.sd, user.correlation, b))
         return TableDraws(user.coefficients, sd, correlation, drawn, self.family.natural(user.phi), user.phi, theta)
 
@@ -384,10 +381,7 @@ class TableResult:
             by: a column, or several, of whose values each has an average over its own rows.
             new: a table of rows to average over, in the place of that of the fit, whose rows count by their weights.
             kind: "mean" of y, of categories the probability of each, or "linear".
-            population: False for the effects of the rows' own groups, "typical" for effects of 0, or "average" over new
-                groups, see `predict`.
-            interval: the probability of the intervals, between 0 and 1.
-            seed: of the draws.
+            population, interval, seed: as in `predict`.
 
         Returns:
             A table with draws; ``str`` prints it, and ``.table`` is a `pandas.DataFrame`.
@@ -422,16 +416,12 @@ class TableResult:
 
         Args:
             x: a column of the table, of categories, or of numbers with ``values``.
-            by: as in `marginal_effects`.
-            at: as in `marginal_effects`.
+            by, at, new: as in `marginal_effects`.
             values: which levels or numbers are compared, and in which order; by default all levels, or both values of a
                 column that has two.
             scale: "mean" for differences of average means of y, "linear" for those of linear predictors, or "ratio" for
                 ratios of average means.
-            new: as in `marginal_effects`.
-            population: as in `predict`.
-            interval: the probability of the intervals, between 0 and 1.
-            seed: of the draws.
+            population, interval, seed: as in `predict`.
 
         Returns:
             A table with a row for each pair, the later less, or over, the earlier one.
@@ -459,12 +449,10 @@ class TableResult:
             new: a table of rows; a dict such as ``{"x": [0, 1], "sex": ["f", "m"]}`` for a grid of all combinations, in
                 which other columns are at their means or most frequent levels and groups are left out; by default the
                 rows of the fit.
-            by: a column, or several, of whose values each has an average over its own rows.
-            at: for some columns the values that all rows are given: one average for each combination.
+            by, at: as in `marginal_effects`.
             kind: "mean" of y or "linear", its predictor.
             population: as in `predict`; by default "typical" for a grid without the columns of groups, else False.
-            interval: the probability of the intervals, between 0 and 1.
-            seed: of the draws.
+            interval, seed: as in `predict`.
 
         Returns:
             A table: without ``by`` and ``at`` a line for each row.
@@ -577,7 +565,7 @@ class TableResult:
         Args:
             interval: the probability of the intervals.
             per_sd: whether each is per standard deviation of its column, so that all have one scale; else per unit.
-            ax: the axes.
+            ax: matplotlib axes to draw on; new ones by default.
 
         Returns:
             The axes.
@@ -595,8 +583,7 @@ class TableResult:
         Args:
             factor: the name of the grouping factor; None where there is one.
             effect: which of its random effects, its number or its name.
-            interval: the probability of the intervals, between 0 and 1.
-            ax: matplotlib axes to draw on; new ones by default.
+            interval, ax: as in `plot`.
 
         Returns:
             The axes.
@@ -624,8 +611,7 @@ class TableResult:
         Args:
             x: a column of the table.
             points: how many values of a column of numbers, over its range in the fit.
-            interval: the probability of the intervals, between 0 and 1.
-            ax: matplotlib axes to draw on; new ones by default.
+            interval, ax: as in `plot`.
             asked: what `predictions` takes, such as ``kind`` or ``population``.
 
         Returns:
@@ -642,7 +628,7 @@ class TableResult:
         Args:
             draws: how many sets of outcomes are drawn.
             seed: of the draws.
-            ax: matplotlib axes to draw on; new ones by default.
+            ax: as in `plot`.
 
         Returns:
             The axes.

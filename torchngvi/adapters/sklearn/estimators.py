@@ -105,13 +105,6 @@ def weights_of(sample_weight: Any, X: Any) -> Any:
     return weights if weights.dtype.kind == "f" else weights.astype(np.float64)
 
 
-def check_classes_weigh(classes: Any, codes: Any, weights: Any) -> None:
-    """Check that each class has a row whose weight is not 0."""
-    for place, total in enumerate(np.bincount(codes, weights, len(classes))):
-        if not total > 0:
-            raise InputError(f"all rows of the class {classes[place]} have the weight 0, as if there were none of it.")
-
-
 def check_numbers(name: str, value: Any, *, masked: bool = False) -> None:
     """Refuse an array that does not say all by its numbers; of labels and rows, one with masked entries."""
     if getattr(value, "requires_grad", False) or getattr(value, "is_meta", False):
@@ -448,11 +441,7 @@ class BayesianPoissonRegression(BayesianRegressor):
     Args:
         prior_precision: "default", "flat", or "auto" for the one that the data speak for. A number is that of each
             coefficient per unit of its column; then nothing is scaled.
-        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
-        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); beside a number 10 by default.
-        posterior: "cholesky", all correlations; or "diagonal" for very many columns.
-        max_iter: the budget of evaluations of gradient and curvature.
-        tol: on the natural-gradient norm.
+        fit_intercept, intercept_sd, posterior, max_iter, tol: as those of `BayesianLogisticRegression`.
 
     Attributes:
         coef_, intercept_, coef_sd_, intercept_sd_: means and standard deviations of the posterior.
@@ -494,10 +483,10 @@ class BayesianLinearRegression(BayesianRegressor):
             deviations of the column and of y; or "flat". A number is that of each coefficient per unit of its column;
             then nothing is scaled.
         noise: the standard deviation of y about its mean, or "auto" for the one that the data speak for.
-        fit_intercept: whether there is an intercept. Without it nothing is centred, unless X has a column of ones.
-        intercept_sd: the standard deviation of its prior N(0, intercept_sd²); by default the prior at the means of the
-            columns is N(mean of y, (2.5 s_y)²), beside a number N(0, s²) with 10 times the root mean square of y.
-        posterior, max_iter, tol: as those of `BayesianPoissonRegression`.
+        intercept_sd: the standard deviation of the intercept's prior N(0, intercept_sd²); by default the prior at the
+            means of the columns is N(mean of y, (2.5 s_y)²), beside a number N(0, s²) with 10 times the root mean
+            square of y.
+        fit_intercept, posterior, max_iter, tol: as those of `BayesianLogisticRegression`.
 
     Attributes:
         noise_: the standard deviation that was used.
@@ -545,8 +534,6 @@ class BayesianLinearRegression(BayesianRegressor):
 
 
 # ------------------------------------------------------------------------------------ classifiers
-# Bayesian logistic regression as a classifier of scikit-learn, of two or more classes.
-#
 # Of K > 2 classes the likelihood is softmax, and no class is a baseline: the K coefficients of each column have
 # independent priors N(0, 1/τ), as those of scikit-learn's ``LogisticRegression`` with C = 1/τ.  The differences to the
 # first class, which the likelihood has, then have the precision τ (I - 11ᵀ/K), and what is predicted does not depend on
@@ -733,8 +720,10 @@ def coded(estimator: Any, X: Array, y: Array, sample_weight: Any) -> tuple[Array
     check_classification_targets(y)
     estimator.classes_, codes = np.unique(y, return_inverse=True)
     weights, words = weights_of(sample_weight, X), estimator.class_weight
-    if weights is not None:
-        check_classes_weigh(estimator.classes_, codes, weights)
+    for place, total in enumerate(np.bincount(codes, weights)):
+        if not total > 0:
+            name = estimator.classes_[place]
+            raise InputError(f"all rows of the class {name} have the weight 0, as if there were none of it.")
     if words is None:
         return codes, weights
     of_classes = compute_class_weight(words, classes=estimator.classes_, y=y)
