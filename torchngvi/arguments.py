@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,16 +22,6 @@ from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import writable
 
 T = TypeVar("T")
-
-
-class _Within(TypedDict):
-    """An interval of numbers."""
-
-    above: float | None
-    at_least: float | None
-    below: float | None
-    at_most: float | None
-    infinite: bool
 
 
 LARGEST = 2**63 - 1  # whole number of a tensor of PyTorch
@@ -62,18 +52,11 @@ def shown(value: Any) -> str:
         return f"{text[:_SHOWN]}..., a {type(value).__name__}" if text else f"a {type(value).__name__}"
     if isinstance(getattr(value, "shape", None), tuple) and len(value.shape):  # of NumPy, or of a table
         return f"a {type(value).__name__} of shape {value.shape}"
-    text = _own_repr(value)
-    return text if 0 < len(text) <= _SHOWN and "\n" not in text else f"a {type(value).__name__}"
-
-
-def _own_repr(value: Any) -> str:
-    """The representation of an object whose class has one, which may fail as any code of a user."""
-    if callable(value) or type(value).__repr__ is object.__repr__:
-        return ""
-    try:
-        return repr(value)
+    try:  # the representation of a class that has one, which may fail as any code of a user
+        text = "" if callable(value) or type(value).__repr__ is object.__repr__ else repr(value)
     except Exception:
-        return ""
+        text = ""
+    return text if 0 < len(text) <= _SHOWN and "\n" not in text else f"a {type(value).__name__}"
 
 
 def _plain(value: Any) -> Any:
@@ -156,8 +139,7 @@ def read_number(
     Traceback (most recent call last):
     torchngvi.errors.InputError: tolerance must be positive and finite; got -1.
     """
-    within: _Within = {"above": above, "at_least": at_least, "below": below, "at_most": at_most, "infinite": infinite}
-    if not is_number(value, **within):
+    if not is_number(value, above=above, at_least=at_least, below=below, at_most=at_most, infinite=infinite):
         real = isinstance(_plain(value), Real) and not isinstance(_plain(value), bool)
         wanted = _bounds(above, at_least, below, at_most, infinite) if real else "a number"
         raise InputError(f"{name} {_said(what)}must be {wanted}; got {shown(value)}.")
@@ -252,13 +234,7 @@ def read_seed(name: str, value: Any, what: str = "is a seed, a whole number such
 
 
 def read_generator(name: str, value: Any, device: torch.device | None = None) -> torch.Generator | None:
-    """Read a source of draws, or None for PyTorch's own.
-
-    >>> read_generator("generator", 3)
-    Traceback (most recent call last):
-    torchngvi.errors.InputError: generator is a torch.Generator, such as torch.Generator().manual_seed(0), or None; \
-    got 3.
-    """
+    """Read a source of draws, or None for PyTorch's own."""
     if value is None:
         return None
     if not isinstance(value, torch.Generator):
@@ -387,12 +363,7 @@ def read_instance(
 def read_callable(
     name: str, value: Any, what: str = "is a function", *, arguments: str | None = None
 ) -> Callable[..., Any]:
-    """Check that something is a function, and neither a class nor a module without a forward pass.
-
-    >>> read_callable("log_prior", 3, "is a function of theta")
-    Traceback (most recent call last):
-    torchngvi.errors.InputError: log_prior is a function of theta; got 3.
-    """
+    """Check that something is a function, and neither a class nor a module without a forward pass."""
     silent = isinstance(value, torch.nn.Module) and type(value).forward is torch.nn.Module.forward
     if not callable(value) or isinstance(value, type) or silent:
         raise InputError(f"{name} {what}; got {shown(value)}.")

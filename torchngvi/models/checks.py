@@ -27,14 +27,7 @@ def given(**arguments: Any) -> dict[str, Any] | None:
 
 
 def apart(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Views of the arguments, none of which another was computed from: a partial derivative ends at each.
-
-    >>> import torch
-    >>> X = torch.ones(1, requires_grad=True)
-    >>> views = apart({"X": X, "weights": 2 * X})
-    >>> torch.autograd.grad(views["weights"], views["X"], allow_unused=True)
-    (None,)
-    """
+    """Views of the arguments, none of which another was computed from: a partial derivative ends at each."""
     return {name: x.view_as(x) if isinstance(x, Tensor) and x.requires_grad else x for name, x in arguments.items()}
 
 

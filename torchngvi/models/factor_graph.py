@@ -1,5 +1,6 @@
 """Factors of a model, their messages, and log joints as sums of factors over named sites."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, final
@@ -23,15 +24,7 @@ _SEED = 20240407
 
 
 class Factor(ABC):
-    """One term of a log joint, over some sites of a product: abstract, see `SiteFactor` and `ExpectedFactor`.
-
-    Args:
-        sites: the names of the sites that it reads.
-        scale: the weight of the term, N/B for a batch of B out of N members.
-
-    Raises:
-        InputError: no site, a site twice, a scale that is not positive.
-    """
+    """One term of a log joint over named sites of a product: abstract, see `SiteFactor` and `ExpectedFactor`."""
 
     exact: bool = True  # whether its messages are, once it was prepared
 
@@ -43,11 +36,7 @@ class Factor(ABC):
 
     @abstractmethod
     def prepare(self, q: Product) -> int:
-        """Make ready for messages at q: find out whether the factor is conjugate, or draw.
-
-        Returns:
-            How many values of the log factor were asked for.
-        """
+        """Make ready for messages at q, by a test or by draws; return how many values of log f it took."""
 
     def at(
         self,
@@ -255,9 +244,7 @@ class SiteFactor(Factor):
         return own, full
 
     def _columns(self, sites: list[_Site]) -> int:
-        columns = 1
-        for site in sites:
-            columns *= 1 + site.form.size
+        columns = math.prod(1 + site.form.size for site in sites)
         if columns > _WIDEST:
             raise InputError(
                 f"the factor over {', '.join(self.sites)} has {columns} products of statistics, and {_WIDEST} can be "

@@ -75,7 +75,13 @@ class FactorTarget(Additive):
         if not all(is_size(kind, at_least=-kinds) and kind < kinds for kind, _ in pairs):
             raise InputError(f"factors {what}; got the kinds {[kind for kind, _ in pairs]}. The kinds are {structure}.")
         self.structure = self.pattern = structure
-        self._data, self._prior = ([_factor(kind % kinds, term) for kind, term in terms] for terms in (factors, prior))
+        self._data, self._prior = (
+            [
+                Factor(kind % kinds, term if isinstance(term, Target) else LogJoint(term, temperature=0.0))
+                for kind, term in terms
+            ]
+            for terms in (factors, prior)
+        )
         self.prior = LogJoint(self.log_prior, temperature)
         self.temperature = self.prior.temperature
         self.comparable = all(factor.target.comparable for factor in self.factors)
@@ -216,7 +222,10 @@ class TractableFactors(FactorTarget, TractableTarget):
         """
         super().check(q)
         if q.structure != self.structure or not q.upper:
-            raise PairError(f"{_NEEDS} {self.structure}; got a {type(q).__name__} over {q.structure}.")
+            raise PairError(
+                "the factors are over the cliques of a forest, and need a q whose precision has its pattern, "
+                f"{self.structure}; got a {type(q).__name__} over {q.structure}."
+            )
 
     @property
     def convex(self) -> bool:  # type: ignore[override]
@@ -257,18 +266,11 @@ class TractableFactors(FactorTarget, TractableTarget):
         return sum(values[1:], values[0]), self.assembled(packets)
 
 
-def _factor(kind: int, term: Target | Callable[[Tensor], Tensor]) -> Factor:
-    return Factor(kind, term if isinstance(term, Target) else LogJoint(term, temperature=0.0))
-
-
 def _joined(terms: list[Target]) -> Target:
     """The sum of terms of the same nodes."""
     if len(terms) == 1:
         return terms[0]
     return LogJoint(lambda theta: sum(term.log_joint(theta) for term in terms), temperature=0.0)  # type: ignore[arg-type, return-value]
-
-
-_NEEDS = "the factors are over the cliques of a forest, and need a q whose precision has its pattern,"
 
 
 # A hierarchical model as its author writes it: the log density of one group, and that of the global parameters
@@ -460,25 +462,7 @@ class BudgetError(Exception):
 
 @final
 class Guarded(Target):
-    """A target whose errors, after a first success, become NaN at the theta that raise them.
-
-    Attributes:
-        gradients: draws at which a gradient was wanted.
-        values: draws at which none was.
-        most: the budget of both, in gradients; a call that would exceed it is not made, and raises `BudgetError`.
-
-    >>> class Fails(Target):
-    ...     temperature = 1.0
-    ...     def tensors(self): return ()
-    ...     def log_joint(self, theta):
-    ...         if bool((theta > 3).any()): raise ValueError("no")
-    ...         return -theta.square().sum(-1)
-    >>> target = Guarded(Fails())
-    >>> target.log_joint(torch.ones(1, 2)).item()
-    -2.0
-    >>> target.log_joint(torch.tensor([[1.0], [2.0], [4.0]])).tolist(), target.failures()
-    ([-1.0, -4.0, nan], ' The log joint failed 1 time: ValueError: no.')
-    """
+    """A target whose errors, after a first success, become NaN at the theta that raise them; its calls are counted."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -490,8 +474,8 @@ class Guarded(Target):
         self._answered = False
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch
-        self.gradients = self.values = 0
-        self.most = math.inf
+        self.gradients = self.values = 0  # draws at which a gradient was wanted, and at which none was
+        self.most = math.inf  # the budget of both, in gradients
 
     @property
     def cost(self) -> float:
@@ -599,23 +583,7 @@ def guarded_factors(q: Posterior, target: Target) -> "GuardedFactors | None":
 
 @final
 class GuardedFactors(FactorTarget):
-    """The terms of a `FactorTarget` as `Guarded` targets, those of nodes of one kind as one.
-
-    Attributes:
-        drawn: the guarded terms, by the kind of their nodes; those that know their expectation are not among them.
-
-    >>> import torch
-    >>> from torchngvi.structures import arrow
-    >>> groups = arrow(groups=2, local=1, globals=1)
-    >>> target = FactorTarget(groups, [(0, lambda theta: -theta[..., 0] ** 2), (0, lambda theta: theta[..., 1])])
-    >>> guarded = GuardedFactors(target)
-    >>> guarded.log_joint(torch.ones(5, 3)).tolist()
-    [0.0, 0.0, 0.0, 0.0, 0.0]
-    >>> whole = Guarded(target)
-    >>> guarded.count_for(whole)
-    >>> whole.values
-    5
-    """
+    """The terms of a `FactorTarget` as `Guarded` targets, those of nodes of one kind as one."""
 
     def __init__(self, target: FactorTarget) -> None:
         terms = target.by_kind()

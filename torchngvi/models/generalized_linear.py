@@ -18,7 +18,6 @@ from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Frame, FullPrior, LinearTarget, Marginals, Posterior, Raw, Sites
 from torchngvi.messages import BINOMIAL, SHORT, full_name, hint
 from torchngvi.models import checks
-from torchngvi.models import checks as graphs
 from torchngvi.models.likelihoods import FAMILIES, Likelihood
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import settings_of, tensors_of, tracked
@@ -94,7 +93,7 @@ class GeneralizedLinear(LinearTarget):
         batch = max(self.X.ndim - 2, self.y.ndim - 1)
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X, batch)
         self.num_data = self.X.shape[-2]  # N, of a mini-batch that of all the data
-        self._given = graphs.given(
+        self._given = checks.given(
             X=X, y=y, family=family, prior_precision=prior_precision, prior_mean=prior_mean, weights=weights,
             offset=offset, temperature=temperature, classes=classes,
         )  # fmt: skip
@@ -103,8 +102,8 @@ class GeneralizedLinear(LinearTarget):
         """Return the model with its tensors in the graph of what it was made of, for `torchngvi.solved.solve`."""
         if self._given is None:
             return self
-        with graphs.attached():
-            return type(self)(**graphs.apart(self._given))
+        with checks.attached():
+            return type(self)(**checks.apart(self._given))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the graph of what the model was made of: copies, and what is saved, have none."""

@@ -19,7 +19,6 @@ slope varies over groups or not.
 
 import copy
 import math
-from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol, Self
@@ -77,29 +76,12 @@ Sums = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 class GroupedRows:
-    """Rows with fixed effects β and random effects b of groups, η = Xβ + Z b_group + offset.
+    """Rows with fixed effects β and random effects b of n groups, η = Xβ + Z b_group + offset."""
 
-    Attributes:
-        batch: the shape of the targets without their rows, () for one set of targets.
-        n: the number of groups, r that of the effects of each, p that of the fixed effects.
-        processes: those over which the groups are spread, each of which has the rows of its own; None for one process.
-        all_groups: the number of groups of all processes.
-        columns: how X has been centred and scaled; None where it is as it was given.
-        within: the same of Z.
-        unit: s_y of default priors, the standard deviation of y for the identity link and 1 for any other, (*batch,).
-
-    >>> fixed = GeneralizedLinear(torch.ones(3, 1), [1.0, 0.0, 2.0], "poisson_log")
-    >>> rows = GroupedRows(fixed, torch.ones(3, 1), [0, 1, 1])
-    >>> rows.n, rows.r, rows.p
-    (2, 1, 1)
-    >>> rows.predictor(torch.tensor([1.0, 2.0, 0.5, 0.0])).tolist()
-    [1.5, 2.5, 2.5]
-    """
-
-    processes: Processes | None = None
-    columns: Standardization | None = None
-    within: Standardization | None = None
-    unit = torch.ones((), dtype=torch.float64)
+    processes: Processes | None = None  # over which the groups are spread, each of which has the rows of its own
+    columns: Standardization | None = None  # how X has been centred and scaled
+    within: Standardization | None = None  # the same of Z
+    unit = torch.ones((), dtype=torch.float64)  # s_y of default priors, (*batch,)
 
     def __init__(self, fixed: GeneralizedLinear, Z: Any, groups: Any, members: bool = False) -> None:
         self.fixed, self.X, self.likelihood = fixed, fixed.X, fixed.likelihood
@@ -228,6 +210,21 @@ class GroupedRows:
         border.index_add_(-3, self.groups, scaled[..., None, :] * X[:, :, None])
         bebe += (X * beta[..., None]).mT @ X
         return to
+
+    def expected(
+        self,
+        mean: Tensor,
+        groups: Part,  # of V
+        between: Tensor,  # V_ββ
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
+        """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
+        total, sums = mean.new_zeros(()), None
+        for rows in self.blocks():
+            eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
+            value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
+            total, sums = total + value.sum(-1), rows.summed(alpha.detach(), beta.detach(), sums)
+        assert sums is not None
+        return total, *sums
 
 
 _NEWTON = 50  # steps for the fixed effects alone
@@ -445,16 +442,10 @@ SD_PRIOR = HalfT(3.0, WIDTH)  # of a standard deviation between groups, in units
 
 
 class Levels(NamedTuple):
-    """Where the targets of a model lie, one number for each member of a batch of targets.
+    """Where the targets of a model lie, one number for each member of a batch of targets."""
 
-    Attributes:
-        location: g(ȳ), (*batch,), float64.
-        unit: s_y, the standard deviation of y for the identity link, about 0 where the fixed effects make no constant;
-            1 for any other link, (*batch,), float64.
-    """
-
-    location: Tensor
-    unit: Tensor
+    location: Tensor  # g(ȳ), (*batch,), float64
+    unit: Tensor  # s_y, about 0 where the fixed effects make no constant; 1 for other links than the identity
 
     @classmethod
     def of(cls, rows: GroupedRows) -> "Levels":
@@ -503,11 +494,8 @@ def standardized(
     weights: Tensor,
     processes: Processes | None,
 ) -> tuple[Tensor, Standardization]:
-    """Centre and scale columns by the rows of all processes; ``before`` says how those of this one have been
-    already.
-    """
-    if weights.ndim > 1:
-        weights = weights.flatten(0, -2).sum(0)
+    """Centre and scale columns by the rows of all processes; ``before`` says how those here have been already."""
+    weights = weights.flatten(0, -2).sum(0) if weights.ndim > 1 else weights
     if processes is None:
         units = Standardization.of(columns, weights)
         return units.standardize(columns), units
@@ -571,10 +559,7 @@ def omega_to_user(
     units: Standardization | None,
     size: int,  # r
 ) -> Tensor:
-    """Map the coordinates ω of Ω to those of the same effects in the units of the user, (*any, q).
-
-    With b = A b_s the precision is A⁻ᵀ W (A⁻ᵀ W)ᵀ.
-    """
+    """Map ω to that of the effects b = A b_s in the units of the user, (*any, q), whose precision is A⁻ᵀ W (A⁻ᵀ W)ᵀ."""
     if units is None:
         return omega
     inverse = units.from_user(torch.eye(size, dtype=torch.float64, device=omega.device), 0)
@@ -601,130 +586,6 @@ def rows_of_user(X: Tensor, units: Standardization | None) -> Tensor:
 
 
 _GROUPS_AT_ONCE = 10_000  # groups of one process that are worked on together
-
-
-class SpreadGroups(TractableTarget):
-    """The abstract base of mixed models with one grouping factor, whose groups may be spread over processes.
-
-    Attributes:
-        structure: the arrow of the model.
-        dim: the number of coordinates of q here.
-        fixed: the model of the same rows without random effects.
-        rows: the rows with their groups.
-        asked: the prior as the user gave it.
-        covariance_prior: the prior of ω.
-        groups_at_once: of a fit in passes over groups, where they are spread over processes; None for one process.
-    """
-
-    structure: Forest
-    dim: int
-    fixed: GeneralizedLinear
-    rows: GroupedRows
-    asked: MixedPrior
-    covariance_prior: CovariancePrior
-
-    @property
-    def precision(self) -> CovariancePrior:
-        """The prior of ω under its old name ``precision``, with a warning."""
-        warn_renamed(type(self).__name__, "precision", "covariance_prior")
-        return self.covariance_prior
-
-    @property
-    def all_dim(self) -> int:
-        """The number of coordinates of all processes."""
-        return self.dim + (self.rows.all_groups - self.rows.n) * self.rows.r
-
-    def spread(self, processes: Processes) -> Self:
-        """Make the part of this process of a model whose groups several processes have; see `torchngvi.Sharded`."""
-        new = copy.copy(self)
-        new.rows, new.processes, new.groups_at_once = self.rows.spread(processes), processes, _GROUPS_AT_ONCE
-        new.settle()
-        return new
-
-    def settle(self) -> None:
-        """Set what depends on the data of all processes: centres and scales of columns, and the priors."""
-        levels = Levels.of(self.rows)
-        self.rows.unit = levels.unit
-        if self.asked.fixed_scale is None:
-            self.fixed = self.rows.fixed = copy.copy(self.fixed)
-            set_columns(self.rows, self.fixed, levels)
-        if self.asked.usual:
-            set_effects(self.rows)
-        self.covariance_prior = covariance_prior_of(self.asked, self.rows)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Return every tensor that a value depends on."""
-        covariance = (self.covariance_prior.scale,) if isinstance(self.covariance_prior, Precision) else ()
-        return (
-            self.rows.X,
-            self.rows.Z,
-            self.rows.groups,
-            self.rows.y,
-            self.rows.weights,
-            self.rows.offset,
-            *covariance,
-            *self.fixed.prior,
-            *tensors_of(self.rows.likelihood),
-        )
-
-    def settings(self) -> tuple[object, ...]:
-        """Return the settings of the likelihood, and of the prior of ω."""
-        return (*settings_of(self.rows.likelihood), *self.covariance_prior.settings())
-
-    def known_data(self) -> tuple[Tensor, ...]:
-        """Return the tensors that a value depends on; of groups of other processes the value of the loss tells."""
-        return self.tensors() if self.processes is None else ()
-
-    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
-        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
-
-        A q over the structure of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such
-        as a dense one of few groups, one in θ.
-
-        Raises:
-            InputError: groups that are spread over processes, and q with them.
-        """
-        self.rows.check_one_process("a step or a bound over all coordinates")
-        structure = self.structure
-        if frame.structure == structure and frame.upper:
-            value, g, H = self.moments(frame.mean, frame.marginals())
-            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
-        root = frame.dense()
-        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
-        return value, Raw(g, structure.full(H))
-
-    @abstractmethod
-    def moments(
-        self,
-        mean: Tensor,  # m, (*batch, D)
-        covariance: Structured,  # V in the pattern of the structure
-    ) -> tuple[Tensor, Tensor, Structured]:
-        """Compute E_q[ℓ], g = E_q[∇ℓ] and H = E_q[∇²ℓ], which has the pattern of the structure."""
-
-    def shared_energy(
-        self,
-        mean: Tensor,  # of the globals, (*any, P)
-        covariance: Tensor,  # (*any, P, P)
-    ) -> Tensor:
-        """Compute E[-log p(β) - log p(ω)], the terms that no group has, (*any,)."""
-        p, prior = self.rows.p, self.fixed.prior
-        assert isinstance(prior, Prior)
-        spread = 0.5 * (prior.precision * covariance[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
-        of_omega = self.covariance_prior.expected_energy(mean[..., p:], covariance[..., p:, p:])
-        return prior.energy(mean[..., :p]) + spread + of_omega
-
-    def _loss(self, q: PrecisionCholeskyGaussian) -> Tensor:
-        """The negative ELBO, (*batch,); what is of the globals alone is counted once."""
-        if self.processes is None:
-            return self.expected_energy(q.frame())[0] - q.entropy()
-        frame, size = q.frame(), self.dim - self.rows.n * self.rows.r
-        V = frame.marginals()
-        loss = self.moments(frame.mean, V)[0] - q.entropy()
-        if not self.rows.leads:
-            shared = self.structure.parts(V)[-1].square
-            entropy = 0.5 * torch.linalg.slogdet(shared[..., 0, :, :])[1] + 0.5 * size * (1 + math.log(2 * math.pi))
-            loss = loss - self.shared_energy(frame.mean[..., None, -size:], shared)[..., 0] + entropy
-        return self.rows.total(loss)[0]
 
 
 @dataclass(frozen=True)
@@ -906,7 +767,7 @@ class RandomEffects(NamedTuple):
     groups: Any
 
 
-class MixedLogJoint(SpreadGroups):
+class MixedLogJoint(TractableTarget):
     """Log joint of a generalised linear mixed model with one grouping factor, with its expectation in closed form.
 
     Use it for repeated measurements of patients, pupils of schools, and other data in groups whose levels, and
@@ -979,6 +840,80 @@ class MixedLogJoint(SpreadGroups):
         self.dim = self.structure.dim
         self.settle()
 
+    @property
+    def precision(self) -> CovariancePrior:
+        """The prior of ω under its old name ``precision``, with a warning."""
+        warn_renamed(type(self).__name__, "precision", "covariance_prior")
+        return self.covariance_prior
+
+    @property
+    def all_dim(self) -> int:
+        """The number of coordinates of all processes."""
+        return self.dim + (self.rows.all_groups - self.rows.n) * self.rows.r
+
+    def spread(self, processes: Processes) -> Self:
+        """Make the part of this process of a model whose groups several processes have; see `torchngvi.Sharded`."""
+        new = copy.copy(self)
+        new.rows, new.processes, new.groups_at_once = self.rows.spread(processes), processes, _GROUPS_AT_ONCE
+        new.settle()
+        return new
+
+    def settle(self) -> None:
+        """Set what depends on the data of all processes: centres and scales of columns, and the priors."""
+        levels = Levels.of(self.rows)
+        self.rows.unit = levels.unit
+        if self.asked.fixed_scale is None:
+            self.fixed = self.rows.fixed = copy.copy(self.fixed)
+            set_columns(self.rows, self.fixed, levels)
+        if self.asked.usual:
+            set_effects(self.rows)
+        self.covariance_prior = covariance_prior_of(self.asked, self.rows)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return every tensor that a value depends on."""
+        rows, prior = self.rows, self.covariance_prior
+        covariance = (prior.scale,) if isinstance(prior, Precision) else ()
+        data = (rows.X, rows.Z, rows.groups, rows.y, rows.weights, rows.offset)
+        return (*data, *covariance, *self.fixed.prior, *tensors_of(rows.likelihood))
+
+    def settings(self) -> tuple[object, ...]:
+        """Return the settings of the likelihood, and of the prior of ω."""
+        return (*settings_of(self.rows.likelihood), *self.covariance_prior.settings())
+
+    def known_data(self) -> tuple[Tensor, ...]:
+        """Return the tensors that a value depends on; of groups of other processes the value of the loss tells."""
+        return self.tensors() if self.processes is None else ()
+
+    def expected_energy(self, frame: Frame) -> tuple[Tensor, Framed | Raw]:  # type: ignore[override]
+        """Compute E_q[ℓ] (*batch,), differentiable in the frame, and its derivative.
+
+        A q over the structure of the model gives a packet in its frame, and nothing is D x D; any other Gaussian, such
+        as a dense one of few groups, one in θ.
+
+        Raises:
+            InputError: groups that are spread over processes, and q with them.
+        """
+        self.rows.check_one_process("a step or a bound over all coordinates")
+        structure = self.structure
+        if frame.structure == structure and frame.upper:
+            value, g, H = self.moments(frame.mean, frame.marginals())
+            return value, Framed(frame.pull(g), structure.congruence(frame.root, H))
+        root = frame.dense()
+        value, g, H = self.moments(frame.mean, structure.from_dense(root @ root.mT))
+        return value, Raw(g, structure.full(H))
+
+    def shared_energy(
+        self,
+        mean: Tensor,  # of the globals, (*any, P)
+        covariance: Tensor,  # (*any, P, P)
+    ) -> Tensor:
+        """Compute E[-log p(β) - log p(ω)], the terms that no group has, (*any,)."""
+        p, prior = self.rows.p, self.fixed.prior
+        assert isinstance(prior, Prior)
+        spread = 0.5 * (prior.precision * covariance[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
+        of_omega = self.covariance_prior.expected_energy(mean[..., p:], covariance[..., p:, p:])
+        return prior.energy(mean[..., :p]) + spread + of_omega
+
     # ---------------------------------------------------------------------------- the target
 
     def check(self, q: Posterior) -> None:
@@ -997,14 +932,11 @@ class MixedLogJoint(SpreadGroups):
         rows = self.rows
         b, beta, omega = rows.parts(theta)
         data = (rows.weights * rows.likelihood.energy(rows.present(rows.predictor(theta), 0.0), rows.y)).sum(-1)
-        effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + self._linear(omega)
+        constant = 0.5 * rows.n * rows.r * math.log(2 * math.pi)
+        normaliser = constant - rows.n * omega[..., self.covariance_prior.diagonal].sum(-1)
+        effects = 0.5 * (b @ root_of(omega, rows.r)).square().sum((-2, -1)) + normaliser
         (data_and_effects,) = rows.total(data + effects)
         return -(data_and_effects + self.fixed.prior.energy(beta) + self.covariance_prior.energy(omega))
-
-    def _linear(self, omega: Tensor) -> Tensor:
-        """What normalises the densities of b: (nr/2) log 2π - n Σ_k ω_kk."""
-        constant = 0.5 * self.rows.n * self.rows.r * math.log(2 * math.pi)
-        return constant - self.rows.n * omega[..., self.covariance_prior.diagonal].sum(-1)
 
     def moments(
         self,
@@ -1016,7 +948,7 @@ class MixedLogJoint(SpreadGroups):
         V, p = roots.square[..., 0, :, :], self.rows.p
         b, beta, omega = self.rows.parts(mean)
         of = Effects(b, omega, groups.square, groups.border[..., p:, :], V[..., p:, p:])
-        value, row_g, row_H = self._rows(mean, groups, V[..., :p, :p])
+        value, row_g, row_H = self.rows.expected(mean, groups, V[..., :p, :p])
         prior = self.fixed.prior
         assert isinstance(prior, Prior)
         spread = 0.5 * (prior.precision * V[..., :p, :p].diagonal(dim1=-2, dim2=-1)).sum(-1)
@@ -1030,22 +962,20 @@ class MixedLogJoint(SpreadGroups):
         leaves = Part(bb + d.bb, torch.cat([border, d.omega_b], -2))
         return value, g, self.structure.matrix([leaves, Part(top[..., None, :, :], top[..., None, :0, :])])
 
-    def _rows(
-        self,
-        mean: Tensor,
-        groups: Part,  # of V
-        between: Tensor,  # V_ββ
-    ) -> tuple[Tensor, tuple[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]:
-        """The likelihood: value, gradients (b, β), and Hessians (b, b), (β, b), (β, β)."""
-        total, sums = mean.new_zeros(()), None
-        for rows in self.rows.blocks():
-            eta, variance = rows.present(rows.predictor(mean), 0.0), rows.present(rows.variances(groups, between), 1.0)
-            value, alpha, beta = (rows.weights * part for part in rows.likelihood.expected(eta, variance, rows.y))
-            total, sums = total + value.sum(-1), rows.summed(alpha.detach(), beta.detach(), sums)
-        assert sums is not None
-        return total, *sums
-
     # ---------------------------------------------------------------------------- the posterior
+
+    def _loss(self, q: PrecisionCholeskyGaussian) -> Tensor:
+        """The negative ELBO, (*batch,); what is of the globals alone is counted once."""
+        if self.processes is None:
+            return self.expected_energy(q.frame())[0] - q.entropy()
+        frame, size = q.frame(), self.dim - self.rows.n * self.rows.r
+        V = frame.marginals()
+        loss = self.moments(frame.mean, V)[0] - q.entropy()
+        if not self.rows.leads:
+            shared = self.structure.parts(V)[-1].square
+            entropy = 0.5 * torch.linalg.slogdet(shared[..., 0, :, :])[1] + 0.5 * size * (1 + math.log(2 * math.pi))
+            loss = loss - self.shared_energy(frame.mean[..., None, -size:], shared)[..., 0] + entropy
+        return self.rows.total(loss)[0]
 
     @tracked
     @torch.no_grad()

@@ -112,10 +112,7 @@ def settled(
     least: float = 0.05,
     rounding: float = 1e-12,
 ) -> tuple[Locals, Seen, Tensor]:
-    """VN for each member alone, q(g) as it is: where they end, what is seen there, and the squared norms that are left.
-
-    A member's steps are judged by its own bound: the next is shorter after a failure, and longer after a success.
-    """
+    """VN for each member alone, q(g) as it is: where they end, what is seen there, the squared norms left."""
     # least: step size with which a member begins a pass
     # rounding: relative rise of a member's bound that is rounding
     here = here._replace(rho=here.rho.clamp_min(least))
@@ -154,15 +151,10 @@ def natural_norm(frame: Frame, g: Tensor, H: Tensor) -> float:
 
 
 class BoundOfMembers(TractableTarget):
-    """L* as a target for q(g), a Gaussian over the P global parameters: abstract.
-
-    Attributes:
-        left: the natural norm that the members have left for the q(g) that was seen last.
-        gradient: that of the globals there.
-    """
+    """L* as a target for q(g), a Gaussian over the P global parameters: abstract."""
 
     temperature = 1.0
-    left, gradient = 0.0, 1.0
+    left, gradient = 0.0, 1.0  # the natural norms of what the members have left for the last q(g), and of the globals
     tolerance: float
     dim: int
     like: Tensor
@@ -199,12 +191,7 @@ class BoundOfMembers(TractableTarget):
 
 @final
 class MixedInBatches(BoundOfMembers):
-    """L* of a mixed model.
-
-    Attributes:
-        locals: of all groups, at their best for the q(g) that was seen last.
-        mean: m_g there.
-    """
+    """L* of a mixed model."""
 
     kind = "in batches of groups"
     most = 100  # steps of the groups of a batch in one pass

@@ -138,11 +138,7 @@ class Effects(NamedTuple):
 
 
 def starts(size: int) -> list[int]:
-    """Find where each column of W begins in ω: its diagonal entry, with those below it behind.
-
-    >>> starts(3)
-    [0, 3, 5]
-    """
+    """Find where each column of W begins in ω: its diagonal entry, with those below it behind."""
     return [k * size - k * (k - 1) // 2 for k in range(size)]
 
 
@@ -219,10 +215,7 @@ def _form(left: Tensor, matrix: Tensor, right: Tensor) -> Tensor:
 
 
 class Precision:
-    """The Wishart prior of Ω, as a density of ω.
-
-    log p(ω) = log Wishart(W Wᵀ) + log |∂Ω/∂ω|,  |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}.
-    """
+    """The Wishart prior of Ω as a density of ω, log Wishart(W Wᵀ) + log |∂Ω/∂ω|, |∂Ω/∂ω| = 2^r Π_k W_kk^{r - k + 2}."""
 
     def __init__(self, prior: Wishart, like: Tensor, size: int, batch: tuple[int, ...] = ()) -> None:
         if not isinstance(prior, Wishart):
@@ -381,14 +374,7 @@ def checked_scale(what: str, prior: object) -> ScalePrior:
 
 
 class ScalesPrior:
-    """Independent priors of the standard deviations of random effects, and LKJ of their correlations.
-
-    R has the density |R|^(concentration - 1)/Z (Lewandowski, Kurowicka and Joe 2009).
-
-    >>> prior = ScalesPrior(Exponential(1.0), 1.0, 1)
-    >>> -prior.energy(torch.tensor([0.0])).item()  # τ = 1, and |dτ/dω| = 1
-    -1.0
-    """
+    """Independent priors of standard deviations, and LKJ of correlations, |R|^(concentration - 1)/Z."""
 
     def __init__(self, sd: object, concentration: float, size: int, unit: float | Tensor = 1.0) -> None:
         given = list(sd) if isinstance(sd, Sequence) and not isinstance(sd, ScalePrior) else [sd] * size
@@ -415,7 +401,9 @@ class ScalesPrior:
         log_tau, diagonal = tau.log().sum(-1), omega[..., self.diagonal]
         half = diagonal.sum(-1)  # ½ log|Ω|
         log_R = -2 * (half + log_tau)
-        jacobian = _to_scales(log_tau, diagonal)
+        r = self.size
+        powers = torch.arange(r + 1, 1, -1, dtype=omega.dtype, device=omega.device) - 2 * (r + 1)
+        jacobian = -r * log_tau + diagonal @ powers  # log |∂(τ, R)/∂ω|
         of_sd = sum(prior.log_prob(tau[..., k] / unit) - unit.log() for k, prior in enumerate(self.sd))
         return -(of_sd + (self.concentration - 1) * log_R - self.log_normaliser + jacobian)
 
@@ -445,16 +433,6 @@ def _rule(dim: int, like: Tensor, points: int = 512) -> tuple[Tensor, Tensor]:
     z = torch.cat([z, -z])
     z = torch.linalg.solve_triangular(torch.linalg.cholesky(z.mT @ z / len(z)), z.mT, upper=False).mT
     return z.to(like), torch.full((len(z),), -math.log(len(z)), dtype=like.dtype, device=like.device)
-
-
-def _to_scales(
-    log_tau: Tensor,  # Σ log τ_k, (*any,)
-    diagonal: Tensor,  # ω_kk, (*any, r)
-) -> Tensor:
-    """log |∂(τ, R)/∂ω|, (*any,)."""
-    r = diagonal.shape[-1]
-    powers = torch.arange(r + 1, 1, -1, dtype=diagonal.dtype, device=diagonal.device) - 2 * (r + 1)
-    return -r * log_tau + diagonal @ powers
 
 
 CovariancePrior = Precision | ScalesPrior

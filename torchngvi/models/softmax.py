@@ -25,7 +25,6 @@ from torchngvi.arguments import read_size
 from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw, where_members
 from torchngvi.models import checks
-from torchngvi.models import checks as graphs
 from torchngvi.numerics import sparse
 from torchngvi.numerics.arrays import tracked
 from torchngvi.numerics.linalg import cholesky, tril_half
@@ -55,13 +54,7 @@ def moments(
     z: Tensor,  # (S, J)
     w: Tensor,  # (S,)
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute E[log(1 + Σ e^η_k)] of some rows, its derivative in e and twice that in Σ.
-
-    >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
-    >>> zero = torch.zeros(1, 1, dtype=torch.float64)
-    >>> [round(x.item(), 4) for x in moments(zero, zero[None], z, w)]  # log 2, ½, ¼
-    [0.6931, 0.5, 0.25]
-    """
+    """Compute E[log(1 + Σ e^η_k)] of some rows, its derivative in e and twice that in Σ."""
     eta, L = predictors(mean, covariance, z)
     top = eta.amax(-2)
     powers = (eta - top[:, None]).exp_()
@@ -69,9 +62,14 @@ def moments(
     value = (top + total.log()) @ w
     weighted = powers[:, 1:] * (w / total)[:, None]  # (N, K - 1, S)
     slope = weighted.sum(-1)
-    half = tril_half(L.mT @ (weighted @ z))  # ∂F/∂L = Σ w p zᵀ
+    return value, slope, _curvature(L, L.mT @ (weighted @ z))  # ∂F/∂L = Σ w p zᵀ
+
+
+def _curvature(L: Tensor, M: Tensor) -> Tensor:
+    """L⁻ᵀ S L⁻¹ with S = tril½[M] + its transpose."""
+    half = tril_half(M)
     inner = torch.linalg.solve_triangular(L.mT, half + half.mT, upper=True)
-    return value, slope, torch.linalg.solve_triangular(L, inner, upper=False, left=False)
+    return torch.linalg.solve_triangular(L, inner, upper=False, left=False)
 
 
 class Nodes(NamedTuple):
@@ -88,14 +86,7 @@ def bent(
     at: Nodes,
     most: int = 2**23,
 ) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Make the map from changes of e and Σ to those of the slope and the curvature that `moments` computes of them.
-
-    >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
-    >>> e = V = torch.ones(1, 1, dtype=torch.float64)
-    >>> slope, _ = bent(e, V[None], Nodes(z, w, 10))(e, 0 * V[None])  # along e it is the curvature
-    >>> torch.allclose(slope, moments(e, V[None], z, w)[2][0])
-    True
-    """
+    """Make the map from changes of e and Σ to those of the slope and the curvature that `moments` computes of them."""
     # most: probabilities at the nodes that are kept from one product to the next
     shape = mean.shape[:-1]
     parts = list(zip(mean.flatten(0, -2).split(at.rows), covariance.flatten(0, -3).split(at.rows), strict=True))
@@ -125,13 +116,7 @@ class _Bent:
         self.p = eta.softmax(-2)[:, 1:]  # (N, J, S)
         self.weighted = self.p * at.w
         self.by_root = self.weighted @ self.z  # ∂F/∂L
-        self.B = self._curvature(self.L.mT @ self.by_root)
-
-    def _curvature(self, M: Tensor) -> Tensor:
-        """L⁻ᵀ S L⁻¹."""
-        half = tril_half(M)
-        inner = torch.linalg.solve_triangular(self.L.mT, half + half.mT, upper=True)
-        return torch.linalg.solve_triangular(self.L, inner, upper=False, left=False)
+        self.B = _curvature(self.L, self.L.mT @ self.by_root)
 
     def __call__(self, de: Tensor, dV: Tensor) -> tuple[Tensor, Tensor]:
         L = self.L
@@ -143,19 +128,12 @@ class _Bent:
         dM = dL.mT @ self.by_root + L.mT @ (dp @ self.z)
         R = torch.linalg.solve_triangular(L, dL, upper=False, left=False)
         turned = self.B @ R
-        return dp.sum(-1), self._curvature(dM) - turned - turned.mT
+        return dp.sum(-1), _curvature(L, dM) - turned - turned.mT
 
 
 @functools.cache
 def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Nodes and weights for the standard normal distribution in J = K - 1 dimensions.
-
-    They are a grid for J ≤ 2, else ``count`` Sobol points with mean 0 and covariance I.
-
-    >>> z, w = nodes(1, 512, torch.float64, torch.device("cpu"))
-    >>> round((w @ z.square()).item(), 6)  # the variance
-    1.0
-    """
+    """Nodes and weights for N(0, I) in K - 1 dimensions: a grid up to two, else whitened Sobol points."""
     with torch.inference_mode(False):
         z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)
         return z.to(device, dtype), w.to(device, dtype)
@@ -254,7 +232,7 @@ class SoftmaxRegression(AdditiveTractable):
         self.prior = checks.prior(prior_mean, prior_precision, self.dim, self.X)
         self.num_nodes = num_nodes
         self.num_data = self.num_rows  # N, of a mini-batch that of all the data
-        self._given = graphs.given(
+        self._given = checks.given(
             X=X, y=y, prior_precision=prior_precision, prior_mean=prior_mean, weights=weights, temperature=temperature,
             num_nodes=num_nodes, classes=classes,
         )  # fmt: skip
@@ -263,8 +241,8 @@ class SoftmaxRegression(AdditiveTractable):
         """Return the model with its tensors in the graph of what it was made of, for `torchngvi.solved.solve`."""
         if self._given is None:
             return self
-        with graphs.attached():
-            return type(self)(**graphs.apart(self._given))
+        with checks.attached():
+            return type(self)(**checks.apart(self._given))
 
     def __getstate__(self) -> dict[str, Any]:
         """All but the graph of what the model was made of: copies, and what is saved, have none."""
@@ -377,10 +355,9 @@ class SoftmaxRegression(AdditiveTractable):
     def _along(self, at: tuple[Tensor, ...], frame: Frame) -> Change:
         """The map from a move in the frame to the changes of a and W, by those of the means and covariances of rows."""
         structure, (mean, covariance) = frame.structure, at
-        z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
         C = frame.dense()
         A = self._by_row(C, self.X)  # (*batch, N, K - 1, (K - 1) D)
-        along = bent(mean, covariance, Nodes(z, w, max(_CELLS // len(w), 1)))
+        along = bent(mean, covariance, self._nodes(mean))
 
         def change(delta: Tensor, K: Tensor) -> tuple[Tensor, Tensor]:
             T = structure.to_dense(K)
@@ -451,14 +428,16 @@ class SoftmaxRegression(AdditiveTractable):
         """
         with torch.no_grad():
             mean, covariance = self._marginals(q.frame(), self.X if X is None else X.to(self.X))
-            z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
-            parts = []
-            rows = max(_CELLS // len(w), 1)
+            (z, w, rows), parts = self._nodes(mean), []
             for e, V in zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True):
                 p = predictors(e, V, z)[0].softmax(-2)  # (N, K, S)
                 center = p @ w
                 parts.append(((p - center[..., None]).square() @ w).sqrt())
         return torch.cat(parts).reshape(*mean.shape[:-1], self.num_classes)
+
+    def _nodes(self, like: Tensor) -> Nodes:
+        z, w = nodes(self.num_classes - 1, self.num_nodes, like.dtype, like.device)
+        return Nodes(z, w, max(_CELLS // len(w), 1))
 
     def _marginals(self, frame: Frame, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean (*batch, N, K - 1) and covariance (*batch, N, K - 1, K - 1) of a row's predictors."""
@@ -475,9 +454,7 @@ class SoftmaxRegression(AdditiveTractable):
 
     def _integrate(self, mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """E[log(1 + Σ e^η_k)] (*batch, N), its derivative in e and twice that in Σ, a few rows at a time."""
-        z, w = nodes(self.num_classes - 1, self.num_nodes, mean.dtype, mean.device)
-        shape = mean.shape[:-1]
-        rows = max(_CELLS // len(w), 1)
+        (z, w, rows), shape = self._nodes(mean), mean.shape[:-1]
         blocks = zip(mean.flatten(0, -2).split(rows), covariance.flatten(0, -3).split(rows), strict=True)
         parts = [torch.cat(part) for part in zip(*(moments(e, V, z, w) for e, V in blocks), strict=True)]
         value, slope, curvature = (part.reshape(*shape, *part.shape[1:]) for part in parts)

@@ -43,14 +43,10 @@ def mean_and_sd(
     values: Tensor,  # (N, *D)
     weights: Tensor | None = None,  # (N,)
 ) -> tuple[Tensor, Tensor]:
-    """Compute means and standard deviations over the rows, by two passes in float64.
+    """Compute means and standard deviations over the rows of positive weight, by two passes in float64.
 
-    A row of weight 2 counts as two rows and a row of weight 0 is not there. The standard deviation √(Σ w (x - m)²/Σ w)
-    is right to rounding where the mean is 10⁶ of them, and at any size of the numbers. Where all rows are equal the
-    mean is their value and the standard deviation is exactly 0.
-
-    >>> mean_and_sd(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 0.0, 1.0]))
-    (tensor(2., dtype=torch.float64), tensor(1., dtype=torch.float64))
+    The standard deviation √(Σ w (x - m)²/Σ w) is right to rounding where the mean is 10⁶ of them, and at any size of
+    the numbers; where all rows are equal the mean is their value and the standard deviation is exactly 0.
     """
     x = values.detach().double()
     w = torch.ones(len(x), dtype=x.dtype, device=x.device) if weights is None else weights.detach().to(x)
@@ -304,11 +300,7 @@ class Standardization:
 
 
 def full_set(X: Tensor) -> tuple[int, ...]:
-    """Find the first full set of indicators among neighbouring columns: in each row one of them is 1, the others are 0.
-
-    >>> full_set(torch.tensor([[0.5, 1.0, 0.0, 1.0], [0.7, 0.0, 1.0, 1.0]]))
-    (1, 2)
-    """
+    """Find the first neighbouring columns that are a full set of indicators: a 1 in each row, the others 0."""
     covered, window = torch.zeros(len(X), dtype=torch.bool, device=X.device), list[int]()
     for place in range(X.shape[1]):
         column = X[:, place]
@@ -408,21 +400,13 @@ def location_and_unit(
 
 
 class TargetSummary(NamedTuple):
-    """What the default priors read of the targets, over the rows of positive weight.
-
-    Attributes:
-        rows: their number.
-        mean: of y, of two classes the share of successes; for the identity link of y less its offset.
-        sd: of the same.
-        offset: the mean of the offset.
-        exposure: the logarithm of the mean of exp(offset).
-    """
+    """What the default priors read of the targets, over the rows of positive weight."""
 
     rows: int
-    mean: float
-    sd: float
-    offset: float = 0.0
-    exposure: float = 0.0
+    mean: float  # of y, of two classes the share of successes; for the identity link of y less its offset
+    sd: float  # of the same
+    offset: float = 0.0  # the mean of the offset
+    exposure: float = 0.0  # the logarithm of the mean of exp(offset)
 
     @classmethod
     def of(cls, y: Tensor, link: str, offset: Tensor, weights: Tensor) -> Self:

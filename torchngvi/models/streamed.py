@@ -217,11 +217,7 @@ class Pass(torch.autograd.Function):
 
 
 def slabs(theta: Tensor, rows: int) -> tuple[Tensor, ...]:
-    """Split draws so that draws times rows in one call are bounded, whatever the batches.
-
-    >>> [len(part) for part in slabs(torch.zeros(50, 3), 100_000)], len(slabs(torch.zeros(50, 3), 1_000))
-    ([20, 20, 10], 1)
-    """
+    """Split draws so that draws times rows in one call are bounded, whatever the batches."""
     return theta.split(max(1, _CELLS // max(1, rows))) if theta.ndim > 1 else (theta,)
 
 

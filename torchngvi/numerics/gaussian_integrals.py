@@ -184,11 +184,9 @@ def softplus(
 ) -> Moments:
     """Compute E[log(1 + eˣ)] under N(e, v), with the expectations of the logistic function and of its derivative.
 
-    The relative error of each is below 1e-12 for every standard deviation, wherever the moment is not below the
-    smallest number: also at e = -700, where all three are e^(e + v/2).  Every dtype is computed in double precision.
-    Autograd takes the moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β, and so on.  Forward mode,
-    ``torch.func`` and graphs that are traced or compiled know the derivatives ∂ᵃ⁺ᵇ/∂eᵃ∂vᵇ of each moment with a + 2b up
-    to four.
+    The relative error of each is below 1e-12 wherever the moment is not below the smallest number; every dtype is
+    computed in double precision.  Autograd takes the moments for what they are: ∂F/∂e = α, ∂F/∂v = ½β, ∂α/∂e = β.
+    Forward mode, ``torch.func`` and graphs know the derivatives ∂ᵃ⁺ᵇ/∂eᵃ∂vᵇ of each moment with a + 2b up to four.
     """
     if mean.shape != variance.shape:
         mean, variance = torch.broadcast_tensors(mean, variance)

@@ -175,11 +175,7 @@ def anderson(
     points: Sequence[Tensor],  # x_1 .. x_n, (D,) each
     residuals: Sequence[Tensor],  # G(x) - x at each, (D,)
 ) -> Tensor:  # (D,)
-    """Find the next point of the iteration x → G(x) by Anderson's (1965) acceleration over its last points.
-
-    It is G(x_n) - ΔG c with c = argmin |f_n - ΔF c| over the differences Δ of successive images and residuals f (Walker
-    and Ni 2011); G(x_n) where that is not finite.
-    """
+    """The next point of x → G(x), G(x_n) - ΔG argmin_c |f_n - ΔF c| (Walker and Ni 2011; Anderson 1965)."""
     x, f = (torch.stack(list(parts), 1) for parts in (points, residuals))
     df = f.diff(dim=1)
     values, basis, _ = eigh(df.mT @ df)  # LAPACK's least squares are not the same bits twice

@@ -103,9 +103,8 @@ class Memory:
 class RememberingPosterior(ProbedPosterior):
     """A posterior that computes factors, roots and means from its coordinates only once: abstract.
 
-    A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``.  Whether the
-    coordinates have changed since is known by their versions, or by comparing them; a step that has computed the same
-    from the new ones hands it over as `Tested`.
+    A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``; a step that
+    has computed the same from new coordinates hands it over as `Tested`.
     """
 
     def __init__(self) -> None:
@@ -164,11 +163,7 @@ class RememberingPosterior(ProbedPosterior):
 
 
 class StartedGaussian(RememberingPosterior):
-    """q = N(m, V) over (*batch, D), with buffers that a start is written to: abstract, the ground of `Gaussian`.
-
-    A class says the names of its two buffers, and how their values follow from a mean with standard deviations, or from
-    a mean with a lower factor of the covariance.
-    """
+    """q = N(m, V) with two buffers that a start is written to: abstract, the ground of `Gaussian`."""
 
     coordinate_names: tuple[str, str]  # the buffers of the vector and of the matrix
     upper = False  # q holds a precision, whose root gives the frame an upper triangular C
@@ -337,15 +332,7 @@ class StartedGaussian(RememberingPosterior):
         return self
 
     def extra_repr(self) -> str:
-        """Describe the posterior for ``repr``: its dimension, batch, dtype, and what its structure is if not dense.
-
-        >>> from torchngvi import CholeskyGaussian, DiagonalGaussian
-        >>> from torchngvi.structures import block_diagonal
-        >>> CholeskyGaussian(3), DiagonalGaussian(2, (5,))
-        (CholeskyGaussian(3, dtype=torch.float32), DiagonalGaussian(2, batch_shape=(5,), dtype=torch.float32))
-        >>> CholeskyGaussian(3, structure=block_diagonal([1, 2]))
-        CholeskyGaussian(3, dtype=torch.float32, structure=UnequalBlocks(sizes=(1, 2)))
-        """
+        """Describe the posterior for ``repr``: its dimension, batch, dtype, and what its structure is if not dense."""
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
         own = self.structure.widest < self.dim and not isinstance(self.structure, Diagonal)
         structure = f", structure={self.structure}" if own else ""
@@ -545,10 +532,7 @@ class ConvertibleGaussian(StartedGaussian):
         self,
         scale_tril: Tensor,  # (*batch, D, D)
     ) -> Tensor:
-        """Keep the entries of the precision in the pattern: the lower factor of the covariance, (*batch, D, D).
-
-        Of all q in the pattern this one is the nearest in KL(q‖p).
-        """
+        """Keep the entries of the precision in the pattern, the nearest in KL(q‖p): the lower factor of V."""
         structure = self.structure
         if structure.widest == structure.dim:
             return scale_tril

@@ -41,11 +41,7 @@ class Placed(Coordinates):
 
 
 class WeightedGaussians(ProbedPosterior):
-    """K Gaussians with weights, in buffers: abstract, the ground of `Mixture`.
-
-    There is no mean with one root, so no frame and no move: `torchngvi.optim` moves the components, a batch of
-    Gaussians.
-    """
+    """K Gaussians with weights, in buffers, with no mean and root of their own: abstract, the ground of `Mixture`."""
 
     takes = frozenset()  # of its components, not of the mixture
     framed = False

@@ -19,7 +19,7 @@ from torchngvi.errors import InputError
 from torchngvi.numerics import linalg
 from torchngvi.numerics.arrays import remembered
 from torchngvi.numerics.linalg import small_product as product
-from torchngvi.structures.blocks import EqualBlocks, FullAlgebra, block_diagonal
+from torchngvi.structures.blocks import EqualBlocks, FullAlgebra, block_diagonal, verb
 from torchngvi.structures.pattern import Pattern, Structured
 
 # The nodes of a forest by kinds: nodes of one size whose parents are of one kind, worked on as one batch
@@ -40,15 +40,6 @@ class Kind(NamedTuple):
     place: Tensor  # (n, r), the coordinates of θ
     start: int | None  # of the first coordinate, where the others follow it in the order of θ
     inner: bool  # some of the nodes have children
-
-    def at(self, places: Tensor) -> "Kind":
-        """Return the same kind with its coordinates elsewhere in θ, (D,)."""
-        place = places[self.place]
-        return self._replace(place=place, start=_first_of_a_run(place))
-
-    def on(self, device: torch.device) -> "Kind":
-        """Return the same kind with its tables on a device."""
-        return self._replace(parents=self.parents.to(device), place=self.place.to(device))
 
 
 def _first_of_a_run(place: Tensor) -> int | None:
@@ -284,7 +275,8 @@ class Stored(Pattern):
                 raise InputError(f"order {what}; got {shown(order)}.")
             if order != straight:
                 self.order, places = order, torch.tensor(order, device="cpu")
-                self.kinds = tuple(kind.at(places) for kind in self.kinds)
+                moved = [(kind, places[kind.place]) for kind in self.kinds]
+                self.kinds = tuple(k._replace(place=place, start=_first_of_a_run(place)) for k, place in moved)
         self._hash = hash((parents, sizes, self.order))
         self._blocks = [EqualBlocks(kind.nodes, kind.size) for kind in self.kinds]
         self._entries = [kind.nodes * kind.size * rows for kind in self.kinds for rows in (kind.size, kind.above)]
@@ -402,17 +394,9 @@ class Stored(Pattern):
             [Part(blocks.with_diagonal(part.square, x.flatten(-3)), part.border) for blocks, part, x in parts]
         )
 
-    def tril(self, matrix: Structured) -> Structured:
-        """The entries on and below the diagonal."""
-        return self._squares(EqualBlocks.tril, matrix)
-
-    def tril_half(self, symmetric: Structured) -> Structured:
-        """Halve a symmetric matrix: K = tril½[A], A = K + Kᵀ."""
-        return self._squares(EqualBlocks.tril_half, symmetric)
-
-    def one_sided(self, matrix: Structured) -> Structured:
-        """The symmetric matrix with these entries on and below the diagonal."""
-        return self._squares(EqualBlocks.one_sided, matrix)
+    tril = verb("tril", lambda self, matrix: self._squares(EqualBlocks.tril, matrix))
+    tril_half = verb("tril_half", lambda self, symmetric: self._squares(EqualBlocks.tril_half, symmetric))
+    one_sided = verb("one_sided", lambda self, matrix: self._squares(EqualBlocks.one_sided, matrix))
 
     def flat(self, symmetric: Structured) -> Tensor:
         """The vector of A, (*batch, `parameters`), whose dot product with that of A' is ½⟨A, A'⟩_F."""
@@ -440,7 +424,7 @@ class Stored(Pattern):
 
 @remembered
 def _kinds_on(pattern: Stored, device: torch.device) -> tuple[Kind, ...]:
-    return tuple(kind.on(device) for kind in pattern.kinds)
+    return tuple(k._replace(parents=k.parents.to(device), place=k.place.to(device)) for k in pattern.kinds)
 
 
 @remembered
@@ -561,21 +545,10 @@ class Forest(Stored):
             rows.keep(k, out[k] if solving else x)
         return self.join(out)
 
-    def mv(self, root: Structured, x: Tensor) -> Tensor:
-        """Compute L x from the leaves upwards."""
-        return self._by_columns(self._upwards, root, x, False)
-
-    def solve(self, root: Structured, x: Tensor) -> Tensor:
-        """Compute L⁻¹ x from the leaves upwards."""
-        return self._by_columns(self._upwards, root, x, True)
-
-    def tmv(self, root: Structured, x: Tensor) -> Tensor:
-        """Compute Lᵀ x from the roots downwards."""
-        return self._by_columns(self._downwards, root, x, False)
-
-    def tsolve(self, root: Structured, x: Tensor) -> Tensor:
-        """Compute L⁻ᵀ x from the roots downwards."""
-        return self._by_columns(self._downwards, root, x, True)
+    mv = verb("mv", lambda self, root, x: self._by_columns(self._upwards, root, x, False))
+    solve = verb("solve", lambda self, root, x: self._by_columns(self._upwards, root, x, True))
+    tmv = verb("tmv", lambda self, root, x: self._by_columns(self._downwards, root, x, False))
+    tsolve = verb("tsolve", lambda self, root, x: self._by_columns(self._downwards, root, x, True))
 
     def row_norms(self, root: Structured, transposed: bool = False) -> Tensor:
         """diag(L Lᵀ), or diag(Lᵀ L), (*batch, D)."""

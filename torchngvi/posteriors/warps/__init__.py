@@ -70,10 +70,8 @@ class Warp(ABC):
         phi: Tensor,  # (*batch, D, parameters)
     ) -> tuple[Tensor, Tensor]:
         """Compute the mean and the standard deviation of u(ξ; φ) under ξ ~ N(0, 1), each (*batch, D)."""
-        nodes, weights = normal_nodes(phi)
-        shape = (-1, *(1,) * (phi.ndim - 1))
-        u = self.curve(nodes.reshape(shape).expand(-1, *phi.shape[:-1]), phi)[0]
-        weights = weights.reshape(shape)
+        xi, weights = _nodes_of_curves(phi)
+        u = self.curve(xi, phi)[0]
         mean = (weights * u).sum(0)
         return mean, (weights * (u - mean).square()).sum(0).sqrt()
 
@@ -148,15 +146,17 @@ class Warp(ABC):
 
 
 def normal_nodes(like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights of E[f(ξ)] ≈ Σ_k w_k f(ξ_k) for ξ ~ N(0, 1), of functions that are smooth but at 0.
-
-    >>> xi, weights = normal_nodes(torch.zeros((), dtype=torch.float64))
-    >>> round((weights * xi.abs()).sum().item(), 12), round((2 / torch.pi) ** 0.5, 12)
-    (0.797884560803, 0.797884560803)
-    """
+    """Nodes and weights of E[f(ξ)] ≈ Σ_k w_k f(ξ_k) for ξ ~ N(0, 1), of functions that are smooth but at 0."""
     with torch.inference_mode(False):
         nodes, weights = _halves()
         return nodes.to(like), weights.to(like)
+
+
+def _nodes_of_curves(phi: Tensor) -> tuple[Tensor, Tensor]:
+    """The nodes for each of the curves, (K, *batch, D), and their weights beside them, (K, 1, .., 1)."""
+    shape = (-1, *(1,) * (phi.ndim - 1))
+    xi, weights = (x.reshape(shape) for x in normal_nodes(phi))
+    return xi.expand(-1, *phi.shape[:-1]), weights
 
 
 @functools.cache
@@ -358,15 +358,14 @@ class Warped(ProbedPosterior):
         """
         if self.inside:
             return self.base.covariance
-        xi, weights = normal_nodes(self.phi)
-        shape = (-1, *(1,) * (self.phi.ndim - 1))
-        w = weights.reshape(shape) * self.warp.forward(xi.reshape(shape).expand(-1, *self.phi.shape[:-1]), self.phi)
+        xi, weights = _nodes_of_curves(self.phi)
+        w = weights * self.warp.forward(xi, self.phi)
         sd, whole = self.stddev, self.base.covariance
         rho = whole / (sd[..., None] * sd[..., None, :])
         total, power = torch.zeros_like(rho), torch.ones_like(rho)
         before, here = torch.zeros_like(xi), torch.ones_like(xi)
         for k in range(32):
-            c = (here.reshape(shape) * w).sum(0)
+            c = (here * w).sum(0)
             total = total + c[..., None] * c[..., None, :] * power
             power = power * rho
             before, here = here, (xi * here - math.sqrt(k) * before) / math.sqrt(k + 1)
@@ -484,10 +483,8 @@ class Warped(ProbedPosterior):
     @torch.no_grad()
     def entropy(self) -> Tensor:
         """Compute -E_q[log q] = log|C| + D/2 log(2πe) + Σ_i E[log w'(ξ_i)] in nats, (*batch,)."""
-        xi, weights = normal_nodes(self.phi)
-        shape = (-1, *(1,) * (self.phi.ndim - 1))
-        log_slope = self.warp.log_slope(xi.reshape(shape).expand(-1, *self.phi.shape[:-1]), self.phi)
-        return self.base.entropy() + (weights.reshape(shape) * log_slope).sum((0, -1))
+        xi, weights = _nodes_of_curves(self.phi)
+        return self.base.entropy() + (weights * self.warp.log_slope(xi, self.phi)).sum((0, -1))
 
     # -------------------------------------------------------------------------------- as every posterior
 
