@@ -341,10 +341,7 @@ class Processes(Meetings):
         return self.rank == 0
 
     def total(
-        self,
-        parts: Sequence[Tensor],
-        key: Sequence[Tensor] = (),
-        error: Exception | None = None,
+        self, parts: Sequence[Tensor], key: Sequence[Tensor] = (), error: Exception | None = None
     ) -> list[Tensor]:
         """Sum tensors over the ranks, in float64 and in one all-reduce.
 
@@ -372,10 +369,7 @@ class Processes(Meetings):
         return [piece.reshape(part.shape).to(part) for piece, part in zip(pieces, parts, strict=True)]
 
     def summed(
-        self,
-        parts: Callable[[], list[Tensor]],
-        key: Sequence[Tensor] = (),
-        error: Exception | None = None,
+        self, parts: Callable[[], list[Tensor]], key: Sequence[Tensor] = (), error: Exception | None = None
     ) -> list[Tensor]:
         """Sum over the ranks what a call gives on each; an error of it is raised on all of them.
 

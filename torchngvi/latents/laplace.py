@@ -40,10 +40,7 @@ _FORMS = (
 )
 
 
-def pairs_of(
-    pattern: Any,
-    dim: int,
-) -> Tensor:
+def pairs_of(pattern: Any, dim: int) -> Tensor:
     """Read a pattern: the pairs of different latents that occur together in a term."""
     found = torch.cat([_pairs(part, dim) for part in _parts(pattern)]).cpu()
     outside = found[(found < 0) | (found >= dim)]
@@ -114,9 +111,7 @@ def neighbours(
     return [others[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
-def colours(
-    around: list[list[int]],
-) -> list[int]:
+def colours(around: list[list[int]]) -> list[int]:
     """Colour the latents so that each entry of the Hessian stands alone in one of its two rows, greedily."""
     found = [-1] * len(around)
     seen = [Counter[int]() for _ in around]  # the colours of the neighbours
@@ -137,9 +132,7 @@ def colours(
     return found
 
 
-def in_a_narrow_order(
-    around: list[list[int]],
-) -> list[list[int]]:
+def in_a_narrow_order(around: list[list[int]]) -> list[list[int]]:
     """Order each connected part so that neighbours stand close together (Cuthill and McKee 1969)."""
     degrees = [len(near) for near in around]
     seen = [False] * len(around)
@@ -303,12 +296,7 @@ class MarginalLaplace(Target):
 
     # ---------------------------------------------------------------------------- what follows a fit
 
-    def latents(
-        self,
-        source: Any,
-        draws: int = 64,
-        generator: torch.Generator | None = None,
-    ) -> Latents:
+    def latents(self, source: Any, draws: int = 64, generator: torch.Generator | None = None) -> Latents:
         """Compute the marginal distributions of the latents: mixtures over θ of their Gaussians given θ.
 
         The mean given θ is û + w, with w the first-order difference of mean and mode (`Curvature.slope`), the
@@ -361,11 +349,7 @@ class MarginalLaplace(Target):
         return GaussianMembers.at(self.curvature, theta, modes)
 
     def laplace_error(
-        self,
-        source: Any,
-        draws: int = 32,
-        pairs: int = 256,
-        generator: torch.Generator | None = None,
+        self, source: Any, draws: int = 32, pairs: int = 256, generator: torch.Generator | None = None
     ) -> LaplaceError:
         """Estimate by how much log p(y, θ) exceeds its Laplace approximation, at draws of θ.
 
@@ -535,13 +519,7 @@ def _start(latents: Any, at: Tensor) -> Tensor:
     return _vector("latents", latents, at)
 
 
-def marginal(
-    log_joint: Joint,
-    latents: int | Tensor,
-    at: Tensor,
-    *,
-    pattern: Any = None,
-) -> MarginalLaplace:
+def marginal(log_joint: Joint, latents: int | Tensor, at: Tensor, *, pattern: Any = None) -> MarginalLaplace:
     """Integrate many latents out of a log joint by Laplace's approximation, which leaves the hyperparameters to `fit`.
 
         log p(y, θ) ≈ log p(y, û, θ) + (D/2) log 2π - ½ log|H|,  H = -∇²_u log p(y, û, θ)  at the mode û of u given θ.

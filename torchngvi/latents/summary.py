@@ -374,10 +374,7 @@ class Latents:
         """The marginal standard deviations, (D,): those given θ, and the spread of the means over θ."""
         return (self.stddevs.square().mean(0) + self.means.var(0, correction=0)).sqrt()
 
-    def quantile(
-        self,
-        probability: float,
-    ) -> Tensor:
+    def quantile(self, probability: float) -> Tensor:
         """Compute a quantile of each marginal by bisection, (D,).
 
         Raises:
@@ -398,11 +395,7 @@ class Latents:
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
         return 0.5 * (low + high)
 
-    def sample(
-        self,
-        n: int,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw all latents jointly, (n, D): each θ in its turn, and the latents given it.
 
         Their distributions are computed again, since those of all θ would not fit the memory.

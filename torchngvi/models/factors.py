@@ -232,10 +232,7 @@ class TractableFactors(FactorTarget, TractableTarget):
         """Whether every factor is."""
         return all(target.convex for _, target in self.factors if isinstance(target, TractableTarget))
 
-    def second_order(
-        self,
-        theta: Tensor,  # (*batch, D)
-    ) -> tuple[Tensor, Framed]:
+    def second_order(self, theta: Tensor) -> tuple[Tensor, Framed]:
         """Return ℓ(θ), (*batch,), with ∇ℓ and the entries of ∇²ℓ, all of which the forest stores."""
         cliques, values, packets = self.structure.gather(theta), [], []
         for kind, target in self.factors:
@@ -367,10 +364,7 @@ class GroupedLogJoint(FactorTarget):
             device=self.data[0].device,
         )
 
-    def parts(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> tuple[Tensor, Tensor]:
+    def parts(self, theta: Tensor) -> tuple[Tensor, Tensor]:
         """Take θ apart, or whatever has one number a coordinate, such as the means and standard deviations of q.
 
         Args:

@@ -145,10 +145,7 @@ class GeneralizedLinear(LinearTarget):
         new.prior = type(self.prior)(*(tensor.to(*args, **kwargs) for tensor in self.prior))
         return new
 
-    def minibatch(
-        self,
-        index: Any,  # row numbers, (B,)
-    ) -> Self:
+    def minibatch(self, index: Any) -> Self:
         """The model on some of its rows, whose data term is multiplied by N/B.
 
         One rule: the packet of a mini-batch estimates the packet of all the data, prior included
@@ -240,10 +237,7 @@ class GeneralizedLinear(LinearTarget):
         """Return the settings of the likelihood."""
         return settings_of(self.likelihood)
 
-    def predictor(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def predictor(self, theta: Tensor) -> Tensor:
         """Compute the linear predictors.
 
         Args:
@@ -256,10 +250,7 @@ class GeneralizedLinear(LinearTarget):
             return (self.X @ theta.reshape(-1, self.dim).mT).mT.reshape(*theta.shape[:-1], -1) + self.offset
         return multiply(self.X, theta) + self.offset
 
-    def data_log_likelihood(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Return Σ w log p(y | θ), (*sample, *batch)."""
         return -(self.weights * self.likelihood.energy(self.predictor(theta), self.y)).sum(-1)
 
@@ -273,10 +264,7 @@ class GeneralizedLinear(LinearTarget):
         """Whether packets tell how they change with q, which takes a dense X and γ > 0."""
         return self.likelihood.convex and self.temperature > 0 and not sparse.is_sparse(self.X)
 
-    def second_order(
-        self,
-        theta: Tensor,  # (*batch, D)
-    ) -> tuple[Tensor, Raw | Sites]:
+    def second_order(self, theta: Tensor) -> tuple[Tensor, Raw | Sites]:
         """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ = Xᵀ diag(w f'') X + γΛ, as iteratively reweighted least squares.
 
         Those of a sparse X are `Sites`, whose ∇²ℓ is not written out.

@@ -64,11 +64,7 @@ class LogJoint(Target):
         self.temperature = read_number("temperature", temperature, "is the weight of the entropy", at_least=0)
 
     @classmethod
-    def vmapped(
-        cls,
-        function: Callable[[Tensor], Tensor],  # (D,) -> ()
-        temperature: float = 1.0,
-    ) -> Self:
+    def vmapped(cls, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> Self:
         """Make a log joint from a function of one θ, which `torch.func.vmap` evaluates at all draws at once.
 
         Args:
@@ -88,11 +84,7 @@ class LogJoint(Target):
         return cls(_Vmapped(function), temperature)
 
     @classmethod
-    def looped(
-        cls,
-        function: Callable[[Tensor], Tensor],  # (D,) -> ()
-        temperature: float = 1.0,
-    ) -> Self:
+    def looped(cls, function: Callable[[Tensor], Tensor], temperature: float = 1.0) -> Self:
         """Make a log joint from a function of one θ, called for one draw after another: slow, and takes any function.
 
         Args:
@@ -362,10 +354,7 @@ class MixtureIntegrand(Target):
         self.q, self.target = q, target
         self.draws_at_once = max(1, target.draws_at_once // len(q))
 
-    def log_joint(
-        self,
-        theta: Tensor,  # (*sample, K, D)
-    ) -> Tensor:
+    def log_joint(self, theta: Tensor) -> Tensor:
         """Compute h at draws of each component, (*sample, K), differentiable in θ."""
         flat = theta.flatten(0, -2)
         h = self.target.log_joint(flat) / self.target.temperature - self.q.log_prob(flat)

@@ -1030,16 +1030,7 @@ class MixedLogJoint(TractableTarget):
         return summarised(self.rows, self.structure, q, draws, seed)
 
     @torch.no_grad()
-    def predict(
-        self,
-        q: Gaussian,
-        X: Any,  # (M, p)
-        Z: Any,  # (M, r)
-        groups: Any = None,  # (M,)
-        *,
-        draws: int = 1000,
-        seed: int = 0,
-    ) -> Tensor:
+    def predict(self, q: Gaussian, X: Any, Z: Any, groups: Any = None, *, draws: int = 1000, seed: int = 0) -> Tensor:
         """Draw the linear predictors of new rows from the posterior predictive distribution.
 
         Apply the inverse link to the draws, ``.sigmoid()`` or ``.exp()``, for means of responses; add offsets first.

@@ -157,17 +157,11 @@ class Regularized(AdditiveTractable):
         """Return the settings of the model and of the penalty."""
         return (*self.model.settings(), *settings_of(self.penalty))
 
-    def data_log_likelihood(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Return the log likelihood of the model, (*sample, *batch)."""
         return self.model.data_log_likelihood(theta)
 
-    def log_prior(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def log_prior(self, theta: Tensor) -> Tensor:
         """Return the log prior of the model minus r(θ), (*sample, *batch).
 
         Raises:
@@ -272,11 +266,7 @@ class GroupLassoNetwork(nn.Module, Target):
             pieces += [(2 * uniform - 1) * (6 / (inputs + outputs)) ** 0.5, self.X.new_zeros(outputs)]
         return torch.cat(pieces)
 
-    def predict(
-        self,
-        theta: Tensor,  # (*sample, d)
-        X: Tensor | None = None,  # (n, p)
-    ) -> Tensor:  # (*sample, n)
+    def predict(self, theta: Tensor, X: Tensor | None = None) -> Tensor:
         """Evaluate the network η(x; w), at the inputs of the data by default.
 
         Args:
@@ -296,10 +286,7 @@ class GroupLassoNetwork(nn.Module, Target):
             start = end + outputs
         return layer[..., 0]
 
-    def groups(
-        self,
-        theta: Tensor,  # (*sample, d)
-    ) -> Tensor:  # (*sample, m, p)
+    def groups(self, theta: Tensor) -> Tensor:
         """Read the first layer from θ.
 
         Args:

@@ -366,10 +366,7 @@ class ShardedTractable(AdditiveTractable, _ShardedRows):
         here = isinstance(local, NoRows) or (local.curved and local.prior_alone)
         self.convex = all(processes.gather(here))
 
-    def second_order(
-        self,
-        theta: Tensor,  # (*batch, D)
-    ) -> tuple[Tensor, Raw]:
+    def second_order(self, theta: Tensor) -> tuple[Tensor, Raw]:
         """Sum ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ over the rows of all ranks, in one all-reduce, the prior once."""
         prior = self.prior
         assert not isinstance(prior, Target)  # parts of a convex ℓ have a Gaussian one

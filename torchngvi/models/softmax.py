@@ -272,10 +272,7 @@ class SoftmaxRegression(AdditiveTractable):
         new.prior = type(self.prior)(*(tensor.to(*args, **kwargs) for tensor in self.prior))
         return new
 
-    def minibatch(
-        self,
-        index: Any,  # row numbers, (B,)
-    ) -> Self:
+    def minibatch(self, index: Any) -> Self:
         """The model on some of its rows, scaled as by :meth:`GeneralizedLinear.minibatch`.
 
         Args:
@@ -302,11 +299,7 @@ class SoftmaxRegression(AdditiveTractable):
         """Check that q is over these coefficients, as `torchngvi.models.checks.posterior` does."""
         checks.posterior(q, self.dim, torch.Size(), self.X)
 
-    def predictors(
-        self,
-        theta: Tensor,  # (*sample, *batch, (K - 1) D)
-        X: Tensor | None = None,  # new rows, (M, D)
-    ) -> Tensor:
+    def predictors(self, theta: Tensor, X: Tensor | None = None) -> Tensor:
         """Compute the linear predictors of all classes but the first, at the rows of the data by default.
 
         Args:
@@ -319,10 +312,7 @@ class SoftmaxRegression(AdditiveTractable):
         X = self.X if X is None else X
         return X @ theta.unflatten(-1, (self.num_classes - 1, -1)).mT
 
-    def data_log_likelihood(
-        self,
-        theta: Tensor,  # (*sample, *batch, (K - 1) D)
-    ) -> Tensor:
+    def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Return Σ w log p(y | θ), (*sample, *batch)."""
         return -(self.weights * self._energy(self.predictors(theta), self.y)).sum(-1)
 
@@ -379,10 +369,7 @@ class SoftmaxRegression(AdditiveTractable):
         """Whether q may be fitted by Newton's method, which takes γ > 0."""
         return self.temperature > 0
 
-    def second_order(
-        self,
-        theta: Tensor,  # (*batch, (K - 1) D)
-    ) -> tuple[Tensor, Raw]:
+    def second_order(self, theta: Tensor) -> tuple[Tensor, Raw]:
         """Return ℓ(θ), (*batch,), with ∇ℓ and ∇²ℓ: in each row p - e_y and diag p - p pᵀ of the other classes."""
         eta = self.predictors(theta)
         p = torch.nn.functional.pad(eta, (1, 0)).softmax(-1)[..., 1:]
@@ -391,11 +378,7 @@ class SoftmaxRegression(AdditiveTractable):
         derivative = self._summed(self.weights[:, None] * (p - one_hot), self.weights[:, None, None] * blocks)
         return -self.log_joint(theta), derivative.with_prior(self.prior.scaled(self.temperature), theta)
 
-    def probabilities(
-        self,
-        q: Posterior,
-        X: Tensor | None = None,  # new rows, (M, D)
-    ) -> Tensor:
+    def probabilities(self, q: Posterior, X: Tensor | None = None) -> Tensor:
         """The predictive probabilities E_q[p(y = k | x)], by the same nodes, at the rows of the data by default.
 
         Args:
@@ -410,11 +393,7 @@ class SoftmaxRegression(AdditiveTractable):
             others = self._integrate(mean, covariance)[1]
         return torch.cat([1 - others.sum(-1, keepdim=True), others], -1)
 
-    def probabilities_sd(
-        self,
-        q: Posterior,
-        X: Tensor | None = None,  # new rows, (M, D)
-    ) -> Tensor:
+    def probabilities_sd(self, q: Posterior, X: Tensor | None = None) -> Tensor:
         """The standard deviations of p(y = k | x, θ) under q, by the same nodes, at the rows of the data by default.
 
         Use them where it matters how well a probability itself is known.

@@ -99,13 +99,7 @@ class Standardization:
     indicators: tuple[int, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        X: Any,  # (N, D)
-        weights: Any = None,  # (N,)
-        *,
-        intercept: int | None = None,
-    ) -> Self:
+    def of(cls, X: Any, weights: Any = None, *, intercept: int | None = None) -> Self:
         """Find centres, scales and the intercept of a design.
 
         Args:
@@ -193,10 +187,7 @@ class Standardization:
             return ""
         return f", about {at:.{digits}g} for each of the {len(self.indicators)} levels"
 
-    def standardize(
-        self,
-        X: Tensor,  # (*batch, N, D)
-    ) -> Tensor:
+    def standardize(self, X: Tensor) -> Tensor:
         """Subtract the centres and divide by the scales, in float64, to the dtype of X.
 
         What X holds in float64 is kept where a column lies 10⁶ of its standard deviations from 0, to a relative error
@@ -249,11 +240,7 @@ class Standardization:
             b = b + (b @ self.centers.to(b.device))[..., None] * constant.to(b.device)
         return (b * self.scales.to(b.device)).movedim(-1, dim).to(values.dtype)
 
-    def gaussian_to_user(
-        self,
-        mean: Tensor,  # (D,)
-        root: Tensor,  # (D, K)
-    ) -> tuple[Tensor, Tensor]:
+    def gaussian_to_user(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         """Map N(mean, root rootᵀ) over standardised coefficients to the units of the user.
 
         Args:
@@ -265,11 +252,7 @@ class Standardization:
         """
         return self.to_user(mean), _triangular(self.to_user(root, -2))
 
-    def gaussian_from_user(
-        self,
-        mean: Tensor,  # (D,)
-        root: Tensor,  # (D, K)
-    ) -> tuple[Tensor, Tensor]:
+    def gaussian_from_user(self, mean: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         """Map N(mean, root rootᵀ) over coefficients of the user to those of standardised columns.
 
         Args:
@@ -349,12 +332,12 @@ class PriorScales(NamedTuple):
 
 
 def default_scales(
-    X: Any,  # (N, D)
-    y: Any,  # (N,)
+    X: Any,
+    y: Any,
     family: str | Likelihood = "bernoulli_logit",
     *,
-    offset: Any = None,  # (N,)
-    weights: Any = None,  # (N,)
+    offset: Any = None,
+    weights: Any = None,
     width: float = WIDTH,
     standardization: Standardization | None = None,
 ) -> PriorScales:

@@ -12,11 +12,7 @@ from torchngvi.numerics.linalg import eigh
 # Gauss-Hermite quadrature under the standard normal distribution, in one dimension and on a grid of several
 
 
-def normal_rule(
-    nodes: int,
-    dim: int,
-    like: Tensor,
-) -> tuple[Tensor, Tensor]:
+def normal_rule(nodes: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes z_k and log weights of E[f(z)] ≈ Σ_k w_k f(z_k) for z ~ N(0, I) in r dimensions (Golub and Welsch 1969)."""
     with torch.inference_mode(False):
         z, log_w = _line(nodes)

@@ -222,11 +222,7 @@ class StartedGaussian(RememberingPosterior):
 
     @tracked
     def _register(
-        self,
-        mean: Tensor | float,
-        scale: Tensor | float,
-        dtype: torch.dtype | None,
-        device: torch.device | str | None,
+        self, mean: Tensor | float, scale: Tensor | float, dtype: torch.dtype | None, device: torch.device | str | None
     ) -> None:
         """Create the two buffers and the probes, and write the start into them."""
         vector = zeros_for((*self.batch_shape, self.dim), mean, scale, dtype, device)
@@ -276,11 +272,7 @@ class StartedGaussian(RememberingPosterior):
         return self.structure.with_diagonal(zeros, entries)
 
     @torch.no_grad()
-    def initialize_(
-        self,
-        mean: Tensor | float = 0.0,  # broadcasts to (*batch, D)
-        scale: Tensor | float = 1.0,  # scalar, (*batch, D) standard deviations, or (*batch, D, D) lower factor
-    ) -> Self:
+    def initialize_(self, mean: Tensor | float = 0.0, scale: Tensor | float = 1.0) -> Self:
         """Restart in place from N(mean, scale scaleᵀ); the classes of earlier targets are forgotten.
 
         Args:
@@ -361,13 +353,7 @@ class ConvertibleGaussian(StartedGaussian):
         raise NotImplementedError
 
     @classmethod
-    def from_moments(
-        cls,
-        mean: Tensor,  # (*batch, D)
-        covariance: Tensor,  # (*batch, D, D)
-        *,
-        structure: Pattern | None = None,
-    ) -> Self:
+    def from_moments(cls, mean: Tensor, covariance: Tensor, *, structure: Pattern | None = None) -> Self:
         """Make the posterior with this mean and covariance.
 
         With a structure of blocks, the posterior has the marginal distributions of the blocks, which minimises
@@ -413,12 +399,7 @@ class ConvertibleGaussian(StartedGaussian):
         return cls._start(mean, factor, cls._pattern(mean.shape[-1], structure))
 
     @classmethod
-    def from_marginals(
-        cls,
-        mean: Tensor,  # (*batch, D)
-        marginals: Structured,  # the entries of V in the pattern
-        structure: Pattern,
-    ) -> Self:
+    def from_marginals(cls, mean: Tensor, marginals: Structured, structure: Pattern) -> Self:
         """Make the posterior whose covariance has these entries; for a mean field without a D x D matrix.
 
         Args:

@@ -41,10 +41,7 @@ class Gaussian(ConvertibleGaussian):
 
     engine = ""  # the target names it
 
-    def marginal_variance(
-        self,
-        rows: Tensor,  # X, (N, D) or (*batch, N, D)
-    ) -> Tensor:
+    def marginal_variance(self, rows: Tensor) -> Tensor:
         """Compute the variances of linear predictors, Var[x_nᵀθ] = ‖Cᵀx_n‖², differentiable in the probes.
 
         Args:
@@ -84,11 +81,7 @@ class Gaussian(ConvertibleGaussian):
         """tr R: zero, with the derivative of log|det(I + R)|."""
         return self.structure.total(self.structure.diagonal(self.root_probe).sum(-1))
 
-    def rsample(
-        self,
-        shape: Shape = (),
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def rsample(self, shape: Shape = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw θ = m + C z, differentiable: a backward pass through the draws leaves a and W in the probes.
 
         Args:
@@ -122,11 +115,7 @@ class Gaussian(ConvertibleGaussian):
         return _PushNoise.apply(z, self.mean_probe, self.root_probe, self, *self.coordinates)
 
     @torch.no_grad()
-    def sample(
-        self,
-        shape: Shape = (),
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw θ ~ q without recording gradients.
 
         Args:
@@ -142,10 +131,7 @@ class Gaussian(ConvertibleGaussian):
         """
         return self.rsample(shape, generator)
 
-    def log_prob(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def log_prob(self, theta: Tensor) -> Tensor:
         """Compute log q(θ), differentiable in θ and, to first order, in the probes.
 
         Args:
@@ -178,10 +164,7 @@ class Gaussian(ConvertibleGaussian):
             log_det = log_det + self._probe_trace()
         return log_det + 0.5 * self.structure.total_dim * (1 + math.log(2 * math.pi))
 
-    def kl(
-        self,
-        other: "Gaussian",
-    ) -> Tensor:
+    def kl(self, other: "Gaussian") -> Tensor:
         """Compute the Kullback-Leibler divergence from another Gaussian, differentiable in the probes of this one.
 
             KL(q‖other) = ½(‖C₂⁻¹C‖²_F + |C₂⁻¹(m - m₂)|² - D) + log|C₂| - log|C|

@@ -274,10 +274,7 @@ class Mixture(WeightedGaussians):
         weights = ", ".join(f"{weight:.2g}" for weight in self.weights.tolist())
         return f"Mixture({len(self)} x {type(self.components).__name__}, D = {self.dim}, weights {weights})"
 
-    def log_each(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Tensor:  # (*sample, K)
+    def log_each(self, theta: Tensor) -> Tensor:
         """Compute log π_k N(θ; m_k, V_k) of each component, (*sample, K), differentiable in θ.
 
         Args:
@@ -294,10 +291,7 @@ class Mixture(WeightedGaussians):
         apart = theta[..., None, :].expand(*theta.shape[:-1], len(self), self.dim)
         return self.components.log_prob(apart) + self.log_weights
 
-    def log_prob(
-        self,
-        theta: Tensor,  # (*sample, D)
-    ) -> Tensor:
+    def log_prob(self, theta: Tensor) -> Tensor:
         """Compute log q(θ), (*sample,), differentiable in θ.
 
         Args:
@@ -329,11 +323,7 @@ class Mixture(WeightedGaussians):
         return self.log_each(theta).softmax(-1)
 
     @torch.no_grad()
-    def sample(
-        self,
-        shape: Shape = (),
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw θ ~ q.
 
         Args:
@@ -375,12 +365,7 @@ class Mixture(WeightedGaussians):
     # -------------------------------------------------------------------------------- steps
 
     @torch.no_grad()
-    def reweigh_(
-        self,
-        gains: Tensor,  # E_k h, (K,)
-        lr: float = 1.0,
-        trust: float = 0.7,
-    ) -> Tensor:
+    def reweigh_(self, gains: Tensor, lr: float = 1.0, trust: float = 0.7) -> Tensor:
         """Take a natural-gradient step of the weights, log π_k' = log π_k + ρ E_k h + const.
 
         Args:

@@ -277,10 +277,7 @@ class Product(ProbedPosterior):
         """
         return self._of(lambda q: q.sample(shape, generator))
 
-    def log_prob(
-        self,
-        values: Mapping[str, Tensor],  # (*sample, *batch, d) by site
-    ) -> Tensor:  # (*sample,)
+    def log_prob(self, values: Mapping[str, Tensor]) -> Tensor:
         """Compute log q(x), the sum over sites and members.
 
         Args:

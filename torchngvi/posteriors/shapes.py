@@ -32,11 +32,7 @@ def normal(shape: Shape, like: Tensor, dim: int, generator: torch.Generator | No
 
 
 def zeros_for(
-    shape: Sequence[int],
-    mean: object,
-    scale: object,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
+    shape: Sequence[int], mean: object, scale: object, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> Tensor:
     """Make zeros for a start, in the dtype and on the device that are asked for, or those of its tensors."""
     given = [x for x in (mean, scale) if isinstance(x, Tensor)]

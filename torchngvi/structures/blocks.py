@@ -464,9 +464,7 @@ class Diagonal(FullAlgebra):
 # ------------------------------------------------------------------------------------ blocks of any sizes
 
 
-def block_diagonal(
-    sizes: Sequence[int],  # of the blocks, in the order of θ
-) -> FullAlgebra:
+def block_diagonal(sizes: Sequence[int]) -> FullAlgebra:
     """Make the pattern of independent blocks of coordinates, over which q then factorises (structured mean field).
 
     Use it where groups of latent variables are known to be nearly independent a posteriori: a step costs O(Σ size³)

@@ -132,10 +132,7 @@ class ExponentialFamily(FlatPosterior):
         """Compute the entropy A(η) - ⟨η + b, ω⟩ in nats, (*batch,), differentiable in the probe."""
         return self.log_partition() - ((self.point(None) + self.base_coefficients()) * self.expectation()).sum(-1)
 
-    def kl(
-        self,
-        other: "ExponentialFamily",
-    ) -> Tensor:  # (*batch,)
+    def kl(self, other: "ExponentialFamily") -> Tensor:  # (*batch,)
         """Compute KL(q‖q') = A(η') - A(η) - ⟨η' - η, ω⟩ in nats, (*batch,).
 
         Where the two are near it is the Bregman divergence of two large numbers, and has their rounding.
@@ -158,11 +155,7 @@ class ExponentialFamily(FlatPosterior):
         change = other.point(None) - self.point(None)
         return other.log_partition() - self.log_partition() - (change * self.expectation()).sum(-1)
 
-    def points(
-        self,
-        number: int,
-        generator: torch.Generator | None = None,
-    ) -> tuple[Tensor, Tensor]:  # (n, *batch, d), (n, *batch)
+    def points(self, number: int, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """Return points and weights whose weighted means estimate those of q, without a gradient.
 
         Args:
@@ -417,10 +410,7 @@ class Categorical(ExponentialFamily):
         super().__init__(vector, 1)
 
     @classmethod
-    def of(
-        cls,
-        probabilities: Tensor,  # (*batch, K)
-    ) -> Self:
+    def of(cls, probabilities: Tensor) -> Self:
         """Make the law with these probabilities, up to a factor.
 
         Args:
@@ -870,11 +860,7 @@ class Wishart(ExponentialFamily):
         super().__init__(vector, entries)
 
     @classmethod
-    def of(
-        cls,
-        degrees: Tensor,  # (*batch,)
-        scale: Tensor,  # (*batch, d, d)
-    ) -> Self:
+    def of(cls, degrees: Tensor, scale: Tensor) -> Self:
         """Make the law of the usual parameters, whose mean is νV.
 
         Args:

@@ -70,8 +70,8 @@ class Sized(FlatPosterior):
         dim: int,
         batch_shape: Sequence[int] = (),
         *,
-        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
-        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
+        mean: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
@@ -543,8 +543,8 @@ class LowRankGaussian(FactorGaussian):
         dim: int,
         batch_shape: Sequence[int] = (),
         *,
-        mean: Tensor | float = 0.0,  # broadcasts to (*batch, d)
-        scale: Tensor | float = 1.0,  # scalar, or standard deviations (*batch, d)
+        mean: Tensor | float = 0.0,
+        scale: Tensor | float = 1.0,
         rank: int = 1,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,

@@ -151,9 +151,7 @@ class FlatPosterior(ProbedPosterior):
 
     # -------------------------------------------------------------------------------- what a posterior must say
 
-    def sample(
-        self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None
-    ) -> Tensor:  # (*shape, *batch, d)
+    def sample(self, shape: Shape = (), generator: torch.Generator | None = None, at: Tensor | None = None) -> Tensor:
         """Draw θ without a gradient, (*shape, *batch, d), where a number of draws n stands for the shape (n,)."""
         with torch.no_grad():
             return self.rsample(shape, generator, at)

@@ -400,10 +400,7 @@ class Warped(ProbedPosterior):
 
     # -------------------------------------------------------------------------------- draws and densities
 
-    def bent(
-        self,
-        x: Tensor,  # (*sample, *batch, D)
-    ) -> tuple[Tensor, Tensor]:
+    def bent(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map x to θ, differentiable in x.
 
         Args:
@@ -452,10 +449,7 @@ class Warped(ProbedPosterior):
         z = normal(shape, self.base.mean_probe, self.dim, generator)
         return self.bent(frame.mean + frame.push(z))[0]
 
-    def log_prob(
-        self,
-        theta: Tensor,  # (*sample, *batch, D)
-    ) -> Tensor:
+    def log_prob(self, theta: Tensor) -> Tensor:
         """Compute log q(θ), differentiable in θ.
 
         Args:
