@@ -27,8 +27,7 @@ def _energy_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]
     with torch.enable_grad():
         theta = theta.detach().requires_grad_()
         energy = -target.log_joint(theta)
-        (gradient,) = torch.autograd.grad(_checked(energy).sum(), theta, allow_unused=True)
-    return energy.detach(), _used(gradient)
+        return energy.detach(), _gradient(energy, theta)
 
 
 def mean_hessian_products(
@@ -91,9 +90,7 @@ def _products(
     with torch.enable_grad():
         copies = theta.detach().expand(shape).flatten(0, 1).requires_grad_()
         v = directions[:, None].expand(shape).flatten(0, 1)
-        energy = _checked(-target.log_joint(copies))
-        (gradient,) = torch.autograd.grad(energy.sum(), copies, create_graph=True, allow_unused=True)
-        along = (_used(gradient) * v).sum()
+        along = (_gradient(-target.log_joint(copies), copies, create_graph=True) * v).sum()
         if not along.requires_grad:  # the gradient is constant
             return torch.zeros_like(directions)
         (products,) = torch.autograd.grad(along, copies, allow_unused=True)
@@ -102,19 +99,14 @@ def _products(
     return products.unflatten(0, shape[:2]).sum(1)
 
 
-def _checked(energy: Tensor) -> Tensor:
-    if not energy.requires_grad:
-        raise InputError(_INDEPENDENT)
-    return energy
-
-
-def _used(gradient: Tensor | None) -> Tensor:
+def _gradient(energy: Tensor, theta: Tensor, create_graph: bool = False) -> Tensor:
+    """The gradient of the sum of energies that depend on theta."""
+    gradient = None
+    if energy.requires_grad:
+        (gradient,) = torch.autograd.grad(energy.sum(), theta, create_graph=create_graph, allow_unused=True)
     if gradient is None:
-        raise InputError(_INDEPENDENT)
+        raise InputError(
+            "the log joint does not depend on theta: its result has no gradient with respect to it. "
+            "Compute it from the theta it is given, by torch operations without detach(), item() or NumPy."
+        )
     return gradient
-
-
-_INDEPENDENT = (
-    "the log joint does not depend on theta: its result has no gradient with respect to it. "
-    "Compute it from the theta it is given, by torch operations without detach(), item() or NumPy."
-)

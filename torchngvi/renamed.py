@@ -193,12 +193,7 @@ METHODS: dict[str, tuple[str, ...]] = {"torchngvi.networks.NetworkGaussian": ("l
 
 
 def find_gone(module: str, name: str) -> Any:
-    """Say what takes the place of a name of a module that is gone; any other is none of the module.
-
-    >>> find_gone("torchngvi.models", "MarginalMixed")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-    ImportError: torchngvi.models.MarginalMixed is gone: torchngvi.MixedModel...
-    """
+    """Say what takes the place of a name of a module that is gone; any other is none of the module."""
     if (there := f"{module}.{name}") in GONE:
         raise ImportError(f"{there} is gone: {GONE[there]}.")  # an AttributeError would lose its sentence in an import
     raise AttributeError(f"module {module!r} has no attribute {name!r}")
@@ -276,14 +271,7 @@ def install_finder() -> None:
 
 
 def warn_renamed(where: str, old: str, new: str) -> None:
-    """Warn that a name has changed, at the line that still uses the old one: the caller of the caller.
-
-    >>> with warnings.catch_warnings(record=True) as caught:
-    ...     warnings.simplefilter("always")
-    ...     warn_renamed("fit", "acceleration=", "metric=")
-    >>> str(caught[0].message)
-    'fit: acceleration= is now called metric=. The old name is understood in this release only; write metric=.'
-    """
+    """Warn that a name has changed, at the line that still uses the old one: the caller of the caller."""
     warnings.warn(
         f"{where}: {old} is now called {new}. The old name is understood in this release only; write {new}.",
         FutureWarning,

@@ -110,35 +110,10 @@ class Ended(KeyboardInterrupt):
         self.reason, self.error = reason, error
 
 
-def elsewhere(rows: Sequence[Row]) -> str | None:
-    """Say that the ranks have met at different places of a program, where they have."""
-    if len({row.kind for row in rows}) == 1:
-        return None
-    return (
-        f"the ranks are at different places of the program: {_first_other(rows, 'kind')}. Let every rank call the same "
-        "functions in the same order, with the same settings."
-    )
-
-
-def different(rows: Sequence[Row]) -> str | None:
-    """Say in what the ranks differ, where they do: in q or the draws, or in how many numbers they sum."""
-    if len({row.print for row in rows}) > 1:
-        return (
-            f"q, or a draw from it, is not the same on all ranks: {_first_other(rows, 'print')}. Start every rank from "
-            "the same q, call synchronize(q) after a change on one rank, and give the generators of estimators the "
-            "same seed."
-        )
-    if len({row.size for row in rows}) > 1:
-        return (
-            f"the ranks sum different numbers of entries, {rows[0].size:.0f} on rank 0: {_first_other(rows, 'size')}. "
-            "Give every rank a q of the same shape and as many draws."
-        )
-    return None
-
-
-def _first_other(rows: Sequence[Row], name: str) -> str:
-    rank = next(rank for rank, row in enumerate(rows) if getattr(row, name) != getattr(rows[0], name))
-    return f"rank {rank} differs from rank 0"
+def _first_other(rows: Sequence[Row], name: str) -> str | None:
+    """Say which rank is the first whose entry differs from that of rank 0; None where all are alike."""
+    others = (rank for rank, row in enumerate(rows) if getattr(row, name) != getattr(rows[0], name))
+    return None if (rank := next(others, None)) is None else f"rank {rank} differs from rank 0"
 
 
 def words(error: Exception) -> str:
@@ -202,12 +177,23 @@ class Meetings:
         """Raise on every rank what went wrong on one."""
         if any(row.failed for row in rows):
             self._raise_everywhere(error)
-        if (apart := elsewhere(rows)) is not None:
-            raise InputError(apart)
+        if (other := _first_other(rows, "kind")) is not None:
+            raise InputError(
+                f"the ranks are at different places of the program: {other}. Let every rank call the same functions in "
+                "the same order, with the same settings."
+            )
         if any(row.stop for row in rows):
             self._end_everywhere()
-        if (apart := different(rows)) is not None:
-            raise InputError(apart)
+        if (other := _first_other(rows, "print")) is not None:
+            raise InputError(
+                f"q, or a draw from it, is not the same on all ranks: {other}. Start every rank from the same q, call "
+                "synchronize(q) after a change on one rank, and give the generators of estimators the same seed."
+            )
+        if (other := _first_other(rows, "size")) is not None:
+            raise InputError(
+                f"the ranks sum different numbers of entries, {rows[0].size:.0f} on rank 0: {other}. Give every rank "
+                "a q of the same shape and as many draws."
+            )
 
     def _raise_everywhere(self, error: Exception | None) -> NoReturn:
         mine = None if error is None else (isinstance(error, InputError), words(error))

@@ -15,8 +15,9 @@ from torchngvi.arguments import read_instance, read_list, read_size
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Bent, Coordinates, Local, Metric, Posterior
 from torchngvi.momentum import Adam as AdamMomentum
+from torchngvi.numerics.linalg import solve_symmetric
 from torchngvi.posteriors.flat.flat_gaussian import RankOneGaussian
-from torchngvi.posteriors.flat.flat_posterior import FlatPosterior, solve_symmetric
+from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 
 State = dict[str, Any]  # tensors and counts, saved with the optimizer
 _AT_ONCE = 256  # scores of a warm-up

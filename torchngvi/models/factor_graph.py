@@ -34,6 +34,11 @@ class Factor(ABC):
         self.scale = read_number("scale", scale, "is the weight of a factor in the log joint", above=0)
         self.sites = tuple(sites)
 
+    def _check_sites(self, q: Product) -> None:
+        missing = [name for name in self.sites if name not in q.sites]
+        if missing:
+            raise InputError(f"a factor reads the sites {list(self.sites)}; the product lacks {missing}.")
+
     @abstractmethod
     def prepare(self, q: Product) -> int:
         """Make ready for messages at q, by a test or by draws; return how many values of log f it took."""
@@ -118,9 +123,7 @@ class ExpectedFactor(Factor):
 
     def prepare(self, q: Product) -> int:
         """Check that the product has the sites."""
-        missing = [name for name in self.sites if name not in q.sites]
-        if missing:
-            raise InputError(f"a factor reads the sites {list(self.sites)}; the product lacks {missing}.")
+        self._check_sites(q)
         return 0
 
     def value(self, omega: Mapping[str, Tensor]) -> Tensor:
@@ -225,9 +228,7 @@ class SiteFactor(Factor):
         return value.flatten(1).sum(-1) if value.ndim > 1 else value
 
     def _read(self, q: Product) -> list[_Site]:
-        missing = [name for name in self.sites if name not in q.sites]
-        if missing:
-            raise InputError(f"a factor reads the sites {list(self.sites)}; the product lacks {missing}.")
+        self._check_sites(q)
         return [_Site(natural_form(q[name]), q[name].batch_shape, q[name].dim == 1) for name in self.sites]
 
     def _shapes(self, sites: list[_Site]) -> tuple[torch.Size, torch.Size]:

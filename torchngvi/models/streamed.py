@@ -28,6 +28,7 @@ from torchngvi.models.generalized_linear import GeneralizedLinear
 from torchngvi.models.likelihoods import Likelihood
 from torchngvi.models.log_joint import LogJoint
 from torchngvi.numerics.arrays import writable
+from torchngvi.numerics.linalg import lower_entries, symmetric_matrix
 from torchngvi.structures import Dense
 
 _CELLS = 2**21  # draws times rows in one call: 16 MB for each of its double tensors, however large the batches are
@@ -330,23 +331,12 @@ def nothing(frame: Frame, framed: bool) -> list[Tensor]:
 
 def halved(parts: list[Tensor], framed: bool) -> list[Tensor]:
     """Leave out the upper half of the Hessian, which is symmetric."""
-    if framed:
-        return parts
-    H = parts[2]
-    low = torch.tril_indices(H.shape[-1], H.shape[-1], device=H.device)
-    return [*parts[:2], H[..., low[0], low[1]], *parts[3:]]
+    return parts if framed else [*parts[:2], lower_entries(parts[2]), *parts[3:]]
 
 
 def whole(parts: list[Tensor], framed: bool) -> list[Tensor]:
     """Undo `halved`: symmetric to the last bit."""
-    if framed:
-        return parts
-    dim, half = parts[1].shape[-1], parts[2]
-    low = torch.tril_indices(dim, dim, device=half.device)
-    H = half.new_empty(*half.shape[:-1], dim, dim)
-    H[..., low[0], low[1]] = half
-    H[..., low[1], low[0]] = half
-    return [*parts[:2], H, *parts[3:]]
+    return parts if framed else [*parts[:2], symmetric_matrix(parts[2], parts[1].shape[-1]), *parts[3:]]
 
 
 def assembled(frame: Frame, parts: list[Tensor], framed: bool) -> tuple[Tensor, Raw | Framed]:
@@ -374,18 +364,13 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[None, None, None, Tensor, Tensor]:
-        refuse_second_derivatives()
+        if torch.is_grad_enabled():  # the sum would be taken for a constant
+            raise InputError(
+                "the gradient of an expectation that is summed over batches or processes is not differentiated again. "
+                "Use Quadrature(), whose curvature is summed too."
+            )
         slope, turn = ctx.saved_tensors
         return None, None, None, *(weight[(...,) + (None,) * (x.ndim - weight.ndim)] * x for x in (slope, turn))
-
-
-def refuse_second_derivatives() -> None:
-    """Raise where a gradient that was summed is to be differentiated again, which would take it for a constant."""
-    if torch.is_grad_enabled():
-        raise InputError(
-            "the gradient of an expectation that is summed over batches or processes is not differentiated again. Use "
-            "Quadrature(), whose curvature is summed too."
-        )
 
 
 _PARTS = 8  # batches from which the rows of a start are taken, where any of them can be read

@@ -183,6 +183,7 @@ class StartedGaussian(RememberingPosterior):
         def precision(self) -> Tensor:
             """The precision S = V⁻¹, (*batch, D, D)."""
 
+    @tracked
     def __init__(
         self,
         dim: int,
@@ -196,7 +197,9 @@ class StartedGaussian(RememberingPosterior):
     ) -> None:
         super().__init__()
         self._size(dim, batch_shape, structure)
-        self._register(mean, scale, dtype, device)
+        vector = zeros_for((*self.batch_shape, self.dim), mean, scale, dtype, device)
+        self._hold(vector, vector.new_zeros(*self.batch_shape, *self.structure.shape))
+        self.initialize_(mean, scale)
 
     def _size(self, dim: int, batch_shape: Sequence[int], structure: Pattern | Callable[[int], Pattern] | None) -> None:
         """Take the sizes and the structure, after a check that they fit one another and the coordinates."""
@@ -219,16 +222,6 @@ class StartedGaussian(RememberingPosterior):
             )
         self.dim = dim
         self.structure = structure
-
-    @tracked
-    def _register(
-        self, mean: Tensor | float, scale: Tensor | float, dtype: torch.dtype | None, device: torch.device | str | None
-    ) -> None:
-        """Create the two buffers and the probes, and write the start into them."""
-        vector = zeros_for((*self.batch_shape, self.dim), mean, scale, dtype, device)
-        matrix = vector.new_zeros(*self.batch_shape, *self.structure.shape)
-        self._hold(vector, matrix)
-        self.initialize_(mean, scale)
 
     def _hold(
         self,

@@ -17,12 +17,9 @@ from torch import Tensor
 from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Posterior
-from torchngvi.numerics.linalg import cholesky
+from torchngvi.numerics.linalg import cholesky, dual_entries, lower_entries, symmetric_matrix
 from torchngvi.posteriors.flat.exponential_family import (
     ExponentialFamily,
-    dual_entries,
-    lower_entries,
-    symmetric_matrix,
 )
 from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 from torchngvi.posteriors.gaussian import Gaussian

@@ -19,18 +19,21 @@ from torch import Tensor
 
 from torchngvi.arguments import read_generator, shown
 from torchngvi.errors import InputError, PairError
-from torchngvi.numerics.linalg import cholesky, eigh
-from torchngvi.numerics.special import increasing_root, inverse_digamma, log_minus_digamma, trigamma, trigamma_excess
-from torchngvi.posteriors.flat.flat_posterior import (
-    FlatPosterior,
-    check_start,
+from torchngvi.numerics.linalg import (
+    cholesky,
     dual_entries,
-    gammas,
+    eigh,
     lower_entries,
     lower_triangle,
     solve_symmetric,
     symmetric,
     symmetric_matrix,
+)
+from torchngvi.numerics.special import increasing_root, inverse_digamma, log_minus_digamma, trigamma, trigamma_excess
+from torchngvi.posteriors.flat.flat_posterior import (
+    FlatPosterior,
+    check_start,
+    gammas,
 )
 from torchngvi.posteriors.shapes import Shape, normal, sizes
 

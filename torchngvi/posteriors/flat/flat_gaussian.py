@@ -10,16 +10,19 @@ from torch import Tensor
 
 from torchngvi.arguments import read_size, read_sizes, read_tensor, shown
 from torchngvi.errors import InputError, PairError
-from torchngvi.numerics.linalg import cholesky, tril_half
-from torchngvi.posteriors.flat.flat_posterior import (
-    FlatPosterior,
-    check_shapes,
-    check_start,
+from torchngvi.numerics.linalg import (
+    cholesky,
     dual_entries,
     lower_entries,
     lower_triangle,
     symmetric,
     symmetric_matrix,
+    tril_half,
+)
+from torchngvi.posteriors.flat.flat_posterior import (
+    FlatPosterior,
+    check_shapes,
+    check_start,
 )
 from torchngvi.posteriors.shapes import Shape, fits, normal, zeros_for
 

@@ -20,7 +20,6 @@ from torchngvi.arguments import read_generator, shown
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates, Expectation, Frame, Framed, Local, Move, RootTangent, Tangent
 from torchngvi.numerics.arrays import tracked
-from torchngvi.numerics.linalg import cholesky
 from torchngvi.posteriors.shapes import ProbedPosterior, Shape, sizes
 from torchngvi.structures.pattern import NoMatrix, Structured
 
@@ -298,53 +297,3 @@ class FlatPosterior(ProbedPosterior):
             f"the entropy of {type(self).__name__} is not known in closed form. Write the loss with log q at draws: "
             "theta = q.rsample(10); loss = (q.log_prob(theta) - log_joint(theta)).mean()."
         )
-
-
-def solve_symmetric(
-    matrix: Tensor,  # (*batch, D, D)
-    right: Tensor,  # (*batch, D)
-) -> Tensor:
-    """Solve A y = x by Cholesky, (*batch, D); NaN for members that are not positive definite."""
-    factor, ok = cholesky(matrix)
-    solved = torch.cholesky_solve(right[..., None], factor)[..., 0]
-    return torch.where(ok[..., None], solved, torch.nan)
-
-
-def symmetric(matrix: Tensor) -> Tensor:
-    """Return the symmetric part (A + Aᵀ)/2 of a square matrix."""
-    return 0.5 * (matrix + matrix.mT)
-
-
-def lower_entries(
-    matrix: Tensor,  # (*batch, d, d)
-) -> Tensor:  # (*batch, d (d + 1)/2)
-    """Take the entries on and below the diagonal, row after row: vech of a symmetric matrix."""
-    rows, columns = torch.tril_indices(*matrix.shape[-2:], device=matrix.device)
-    return matrix[..., rows, columns]
-
-
-def lower_triangle(
-    entries: Tensor,  # (*batch, d (d + 1)/2)
-    dim: int,
-) -> Tensor:  # (*batch, d, d)
-    """Make the lower triangular matrix with these entries: the inverse of `lower_entries`."""
-    rows, columns = torch.tril_indices(dim, dim, device=entries.device)
-    where = torch.full((dim, dim), entries.shape[-1], device=entries.device)  # one past the end: a zero
-    where[rows, columns] = torch.arange(entries.shape[-1], device=entries.device)
-    return torch.nn.functional.pad(entries, (0, 1))[..., where]
-
-
-def symmetric_matrix(
-    entries: Tensor,  # (*batch, d (d + 1)/2)
-    dim: int,
-) -> Tensor:  # (*batch, d, d)
-    """Make the symmetric matrix W with these entries vech W."""
-    lower = lower_triangle(entries, dim)
-    return lower + lower.tril(-1).mT
-
-
-def dual_entries(
-    matrix: Tensor,  # M, (*batch, d, d), symmetric
-) -> Tensor:  # (*batch, d (d + 1)/2)
-    """Take the entries y with ⟨y, vech W⟩ = tr(MW) for every symmetric W."""
-    return lower_entries(2 * matrix - matrix.diagonal(dim1=-2, dim2=-1).diag_embed())
