@@ -17,17 +17,14 @@ def energy_and_gradient(
     theta: Tensor,  # (S, *batch, D)
 ) -> tuple[Tensor, Tensor]:
     """Evaluate ℓ = -log joint and its gradient at many θ, in calls of at most ``target.draws_at_once`` of them."""
-    parts = [_energy_and_gradient(target, part) for part in theta.split(target.draws_at_once)]
-    energies, gradients = zip(*parts, strict=True)
+    energies, gradients = [], []
+    for part in theta.split(target.draws_at_once):
+        with torch.enable_grad():
+            some = part.detach().requires_grad_()
+            energy = -target.log_joint(some)
+            gradients.append(_gradient(energy, some))
+        energies.append(energy.detach())
     return torch.cat(energies), torch.cat(gradients)
-
-
-def _energy_and_gradient(target: Target, theta: Tensor) -> tuple[Tensor, Tensor]:
-    """From one call."""
-    with torch.enable_grad():
-        theta = theta.detach().requires_grad_()
-        energy = -target.log_joint(theta)
-        return energy.detach(), _gradient(energy, theta)
 
 
 def mean_hessian_products(

@@ -99,13 +99,8 @@ def needing(what: str, extra: str) -> Iterator[None]:
 def install(extra: str) -> str:
     """The command that installs an extra."""
     root = Path(__file__).resolve().parent.parent
-    if not _is_source(root):
+    project = root / "setup.cfg"
+    if not (project.is_file() and "name = torchngvi\n" in project.read_text(encoding="utf-8")):
         return f"pip install 'torchngvi[{extra}]'"
     place = "." if root == Path.cwd().resolve() else str(root)
     return f"pip install -e '{place}[{extra}]'"
-
-
-def _is_source(root: Path) -> bool:
-    """Whether a folder is a source tree of this package."""
-    project = root / "setup.cfg"
-    return project.is_file() and "name = torchngvi\n" in project.read_text(encoding="utf-8")

@@ -256,11 +256,6 @@ def row_moments(rows: Observed, eta: Tensor, point: float = 1e-6) -> Moments:
     return Moments(value, slope, curvature.clamp_min(0.0))
 
 
-def prior_counts(prior: CovariancePrior) -> tuple[Tensor | float, float]:
-    """What the prior of Ω adds to the sum of squares of the effects and to the number of groups in an EM iteration."""
-    return (prior.inverse, prior.dof) if isinstance(prior, Precision) else (0.0, 0.0)
-
-
 def information(rows: GroupedRows) -> Wishart:
     """Make the prior of Kass and Natarajan (2006) from J, what the rows of a group tell of its effects on average."""
     fixed, Z, r = rows.fixed, rows.Z, rows.r
@@ -395,7 +390,8 @@ def started(
     """Mean and root of the precision of a start, over all coordinates."""
     # settled: change of Ω at which the iteration ends
     # first: standard deviation of the random effects in the first round
-    known, count = prior_counts(prior)
+    # what the prior of Ω adds to the sum of squares of the effects and to the number of groups
+    known, count = (prior.inverse, prior.dof) if isinstance(prior, Precision) else (0.0, 0.0)
     penalised, like, batch = _Penalised(rows), rows.X, rows.batch
     identity = torch.eye(rows.r, dtype=like.dtype, device=like.device)
     omega, aim = (identity / first**2).expand(*batch, -1, -1), guessed(rows)
@@ -532,11 +528,6 @@ def set_columns(rows: GroupedRows, fixed: GeneralizedLinear, levels: Levels) -> 
     precision = (WIDTH * levels.unit).pow(-2).to(X)[..., None].expand(mean.shape).contiguous()
     fixed.X, fixed.prior = X, Prior(mean, precision)
     rows.X, rows.columns = X, columns
-
-
-def set_effects(rows: GroupedRows) -> None:
-    """Centre and scale the columns of the random effects of one factor in place, as their default prior needs it."""
-    rows.Z, rows.within = standardized(rows.Z, rows.within, rows.weights, rows.processes)
 
 
 def covariance_prior_of(prior: MixedPrior, rows: GroupedRows) -> CovariancePrior:
@@ -860,14 +851,14 @@ class MixedLogJoint(TractableTarget):
 
     def settle(self) -> None:
         """Set what depends on the data of all processes: centres and scales of columns, and the priors."""
-        levels = Levels.of(self.rows)
-        self.rows.unit = levels.unit
+        rows, levels = self.rows, Levels.of(self.rows)
+        rows.unit = levels.unit
         if self.asked.fixed_scale is None:
-            self.fixed = self.rows.fixed = copy.copy(self.fixed)
-            set_columns(self.rows, self.fixed, levels)
+            self.fixed = rows.fixed = copy.copy(self.fixed)
+            set_columns(rows, self.fixed, levels)
         if self.asked.usual:
-            set_effects(self.rows)
-        self.covariance_prior = covariance_prior_of(self.asked, self.rows)
+            rows.Z, rows.within = standardized(rows.Z, rows.within, rows.weights, rows.processes)
+        self.covariance_prior = covariance_prior_of(self.asked, rows)
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return every tensor that a value depends on."""

@@ -60,7 +60,12 @@ def part_of(local: Part | None, num_data: int, processes: Processes) -> "Part | 
     (first, facts), *others = known
     for rank, theirs in others:
         _compare(first, facts, rank, theirs)
-    _check_rows([facts["rows"] for _, facts in known], num_data)
+    counted = [facts["rows"] for _, facts in known]
+    if None not in counted and sum(counted) != num_data:
+        raise InputError(
+            f"the parts have {sum(counted)} rows together ({', '.join(map(str, counted))}), where num_data is "
+            f"{num_data}: give every row to one rank. A DistributedSampler repeats rows to make parts equal."
+        )
     if len(known) < len(said) and facts["alone"]:
         raise InputError(
             f"{facts['model']} needs a part on every rank: a rank without rows is told the prior only where it is "
@@ -85,6 +90,7 @@ def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
     prior = local.prior if isinstance(local.prior, tuple) else None  # a Gaussian
     dtype = None if prior is None else prior.mean.dtype
     likelihood = getattr(local, "likelihood", None)
+    held = {} if likelihood is None else vars(likelihood)
     return {
         "model": type(local).__name__,
         "dtype": dtype,
@@ -92,7 +98,9 @@ def _facts(local: Additive | MixedLogJoint) -> dict[str, Any]:
         "temperature": local.temperature,
         "classes": local.coding,
         "likelihood": None if likelihood is None else type(likelihood).__name__,
-        "settings of the likelihood": _numbers_of(likelihood),
+        "settings of the likelihood": {
+            name: value for name, value in held.items() if isinstance(value, int | float | str)
+        },
         "number of coefficients": getattr(local, "dim", None),
         "prior": None if prior is None else type(prior)(*(part.cpu() for part in prior)),
         "rows": getattr(local, "num_data", None),
@@ -108,12 +116,6 @@ def _prior_of_effects(local: MixedLogJoint) -> str:
     if isinstance(prior, Precision):
         return f"{prior.dof:g}, {shown(prior.scale)}"
     return str(prior.settings())
-
-
-def _numbers_of(part: object) -> dict[str, float | str]:
-    """The numbers and texts among the attributes of a likelihood."""
-    held = {} if part is None else vars(part)
-    return {name: value for name, value in held.items() if isinstance(value, int | float | str)}
 
 
 def _compare(first: int, facts: dict[str, Any], rank: int, theirs: dict[str, Any]) -> None:
@@ -132,15 +134,6 @@ def _compare(first: int, facts: dict[str, Any], rank: int, theirs: dict[str, Any
                 f"all ranks must have the same {name}; got {left} on rank {first}, {right} on rank {rank}."
                 + (" Name them on every rank: classes=(0, 1)." if name == "classes" else "")
             )
-
-
-def _check_rows(rows: list[int | None], num_data: int) -> None:
-    counted = [number for number in rows if number is not None]
-    if len(counted) == len(rows) and sum(counted) != num_data:
-        raise InputError(
-            f"the parts have {sum(counted)} rows together ({', '.join(map(str, counted))}), where num_data is "
-            f"{num_data}: give every row to one rank. A DistributedSampler repeats rows to make parts equal."
-        )
 
 
 def refuse_sharded(target: Target) -> None:

@@ -135,19 +135,17 @@ class DataLogJoint(Additive):
             InputError: if the result is not one value a draw, or no sum over rows.
         """
         if not self._checked and rows_of(batch) > 1:
-            self._check_sum(theta.detach()[:1] if theta.ndim > 1 else theta.detach(), batch)
+            one = theta.detach()[:1] if theta.ndim > 1 else theta.detach()
+            if found := sums_that_differ(self._call, one, batch):
+                raise InputError(
+                    f"log_likelihood must return the sum over the rows of a batch; a batch gives {found[0]:.6g}, its "
+                    f"two halves together {found[1]:.6g}. Sum, do not average, and leave the prior to log_prior."
+                )
             self._checked = True
         return self._call(theta, batch)
 
     def _call(self, theta: Tensor, batch: Any) -> Tensor:
         return LogJoint(lambda theta: self.log_likelihood(theta, batch)).log_joint(theta)
-
-    def _check_sum(self, theta: Tensor, batch: Any) -> None:
-        if found := sums_that_differ(self._call, theta, batch):
-            raise InputError(
-                f"log_likelihood must return the sum over the rows of a batch; a batch gives {found[0]:.6g}, its two "
-                f"halves together {found[1]:.6g}. Sum, do not average, and leave the prior to log_prior."
-            )
 
     def minibatch(self, batch: Any) -> LogJoint:
         """The log joint with one batch in the place of all data, log p(θ) + (num_data/rows) log p(batch | θ).
