@@ -269,19 +269,6 @@ class _PushNoise(torch.autograd.Function):
         return (pulled if ctx.needs_input_grad[0] else None), mean_gradient, root_gradient, None, None, None
 
 
-# Gaussians stored as mean and covariance root: (m, C), V = C Cᵀ, C lower triangular
-#
-# The four moves in these coordinates, from N = Lᵀ L with L lower triangular:
-#
-#     Congruence   C' = C L⁻¹,  m' = m + C' L⁻ᵀ f
-#     Tangent      C' = C + Ċ,  m' = m + ṁ,  with natural gradient (C a, C tril½[P])
-#                  and Euclidean gradient (C⁻ᵀ a, tril[C⁻ᵀ P])
-#     Affine       C' = qr(M C), m' = m + s
-#     Root         C', m' as they stand
-#
-# The natural gradient is SR-VN of Kumar et al. (2025), Eq 17, and Theorem 2 of Tan (2025).
-
-
 class CovarianceRoot(Gaussian):
     """N(m, C Cᵀ) with C in the pattern of a structure: abstract, see `CholeskyGaussian` and `DiagonalGaussian`."""
 
@@ -310,7 +297,7 @@ class CovarianceRoot(Gaussian):
         return self.structure.inverse(self.coordinates.matrix)
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """Compute the natural gradient in (m, C), which is (C a, C tril½[P])."""
+        """Compute the natural gradient in (m, C), which is (C a, C tril½[P]): SR-VN (Kumar et al. 2025, Eq 17)."""
         a, P = self.local(e)
         frame = self.frame()
         return Coordinates(frame.push(a), self.structure.matmul(frame.root, self.structure.tril_half(P)))
@@ -327,7 +314,7 @@ class CovarianceRoot(Gaussian):
         mean, root = here = self.coordinates
         structure = self.structure
         match move:
-            case Congruence(N, force):
+            case Congruence(N, force):  # N = Lᵀ L:  C' = C L⁻¹,  m' = m + C' L⁻ᵀ f
                 factor, inside = structure.reverse_cholesky(N)
                 new = structure.right_solve(root, factor)
                 vector = mean + structure.mv(new, structure.tsolve(factor, force))

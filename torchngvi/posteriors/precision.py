@@ -76,13 +76,6 @@ class PrecisionGaussian(Gaussian):
         return self.structure.mv(factor, a), self.structure.congruence(factor, W)
 
 
-# Gaussians stored in natural parameters: (S m, S), S = V⁻¹ = T Tᵀ; the frame is C = T⁻ᵀ
-#
-# The natural gradient is (g - G m, -G) with G = H - γS, so that the tangent step of length ρ is
-# VN: S' = (1 - γρ) S + ρH, m' = m - ρ S'⁻¹ g (Khan and Rue 2023; Kumar et al. 2025, Eq 7), without
-# a factor of V or a product of D x D matrices.
-
-
 class NaturalGaussian(PrecisionGaussian):
     """N(m, S⁻¹), in the buffers ``precision_mean`` (S m) and ``precision`` (S).
 
@@ -153,7 +146,10 @@ class NaturalGaussian(PrecisionGaussian):
         return Coordinates(structure.mv(whitener, structure.tmv(whitener, mean)), structure.marginals(whitener))
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """Compute the natural gradient in (S m, S), which is (g - G m, -G) with G = H - γS."""
+        """Compute the natural gradient in (S m, S), which is (g - G m, -G) with G = H - γS.
+
+        A step of length ρ along it is VN, S' = (1 - γρ) S + ρH and m' = m - ρ S'⁻¹ g (Khan and Rue 2023).
+        """
         if isinstance(e.derivative, Local):
             g, G = self.unframe(*e.derivative)
         else:
@@ -200,18 +196,6 @@ class NaturalGaussian(PrecisionGaussian):
         range_ = 0.5 * math.log(torch.finfo(matrix.dtype).max)
         smallest = log_det - others * (trace / others).log()
         return bool(((smallest > -range_) & (trace.log() < range_)).all())
-
-
-# Gaussians stored as mean and root of the precision: (m, T), S = V⁻¹ = T Tᵀ, T lower triangular
-#
-# The frame is C = T⁻ᵀ, upper triangular, held by T⁻¹, which has the pattern of T.  The moves in these coordinates,
-# from N = L Lᵀ:
-#
-#     Congruence   T' = T L,  m' = m + T'⁻ᵀ L⁻¹ f
-#     Tangent      T' = T + Ṫ,  m' = m + ṁ,  with natural gradient (T⁻ᵀ a, -T tril½[P])
-#                  and Euclidean gradient (T a, -tril[T⁻ᵀ P])
-#
-# The natural gradient is Theorem 2 of Tan (2025), for the Cholesky factor of the precision.
 
 
 class PrecisionCholeskyGaussian(PrecisionGaussian):
@@ -271,7 +255,7 @@ class PrecisionCholeskyGaussian(PrecisionGaussian):
         return Tested.of(*super().snapshot(), **self._computed("root"))
 
     def tangent(self, e: Expectation) -> Coordinates:
-        """Compute the natural gradient in (m, T), which is (T⁻ᵀ a, -T tril½[P])."""
+        """Compute the natural gradient in (m, T), which is (T⁻ᵀ a, -T tril½[P]) (Tan 2025, Theorem 2)."""
         a, P = self.local(e)
         half = self.structure.tril_half(P)
         return Coordinates(self.frame().push(a), -self.structure.matmul(self.coordinates.matrix, half))
@@ -287,7 +271,7 @@ class PrecisionCholeskyGaussian(PrecisionGaussian):
         mean, root = here = self.coordinates
         structure = self.structure
         match move:
-            case Congruence(N, force):
+            case Congruence(N, force):  # N = L Lᵀ:  T' = T L,  m' = m + T'⁻ᵀ L⁻¹ f
                 lower, inside = structure.cholesky(N)
                 new = structure.matmul(root, lower)
                 vector = mean + structure.tsolve(new, structure.solve(lower, force))

@@ -211,11 +211,6 @@ def shrunk(
     return torch.where(relative >= -0.5, 1 + relative, -0.25 / relative.clamp_max(-0.5))
 
 
-# What Dirichlet and beta laws share, over η = α: A, ω = ∇A and F = ∇²A
-#
-# A = Σ lnΓ(α_k) - lnΓ(α_0), α_0 = Σ α_k      ω_k = ψ(α_k) - ψ(α_0)      F = diag(ψ'(α)) - ψ'(α_0) 11ᵀ
-
-
 class Concentrations(PositiveFamily):
     """The laws of shares that sum to 1, over their concentrations α: abstract."""
 
@@ -269,20 +264,12 @@ def _lack(alpha: Tensor) -> Tensor:
     return alpha * over / (1 + over)
 
 
-# Beta(a, b) over λ = (a, b), for a probability θ (Godichon-Baggioni, Nguyen and Tran 2023, Example 1)
-#
-# As an exponential family its natural parameters are (a, b), with T = (log θ, log(1 - θ)) and h = 1/(θ(1 - θ)):
-#
-# score = (ψ(a+b) - ψ(a) + log θ, ψ(a+b) - ψ(b) + log(1 - θ))
-# I_F = [[t(a) - t(a+b), -t(a+b)], [-t(a+b), t(b) - t(a+b)]]        t the trigamma function
-
-
 @final
 class Beta(Concentrations):
     """Beta(a, b) over λ = (a, b), for one probability θ in (0, 1).
 
-    Its Fisher matrix is known, so that `NaturalGradient` follows the exact natural gradient.  A step is clamped at
-    a, b ≥ 0.01.
+    Its Fisher matrix is known, so that `NaturalGradient` follows the exact natural gradient (Godichon-Baggioni, Nguyen
+    and Tran 2023, Example 1).  A step is clamped at a, b ≥ 0.01.
 
     Args:
         vector: (a, b), positive, (*batch, 2).
@@ -338,9 +325,6 @@ class Beta(Concentrations):
         return (at + change).clamp_min(0.01)
 
 
-# Dirichlet(α) over η = α, for the shares x of K classes: T = (log x_k), h = Π 1/x_k
-
-
 @final
 class Dirichlet(Concentrations):
     """Dirichlet(α), for the shares x of K classes, which are positive and sum to 1.
@@ -381,11 +365,6 @@ class Dirichlet(Concentrations):
     def mean(self) -> Tensor:
         """The means α_k/α_0 of x, (*batch, K)."""
         return self.vector / self.vector.sum(-1, keepdim=True)
-
-
-# A categorical law over η_k = log(p_k/p_K), k < K, for one of K classes: T = (1[x = k])_{k<K}, h = 1
-#
-# A = log(1 + Σ e^η)      ω_k = p_k      F = diag(ω) - ωωᵀ      F⁻¹g = g/ω + (Σ g) / p_K
 
 
 @final
@@ -507,9 +486,6 @@ class Categorical(ExponentialFamily):
         return (self.probabilities * away.square()).sum(-1, keepdim=True)
 
 
-# Poisson(λ) over η = log λ, for a count x: T = x, h = 1/x!, A = e^η
-
-
 @final
 class Poisson(ExponentialFamily):
     """Poisson(λ), for a count x that was not observed, over log λ.
@@ -591,12 +567,6 @@ class Poisson(ExponentialFamily):
 # ------------------------------------------------------------------------------------ the gamma law and its relatives
 
 
-# What the gamma law and the law of its reciprocal share, over η = (a, b): A, ω = ∇A and F = ∇²A
-#
-# A = lnΓ(a) - a log b      ω = (ψ(a) - log b, -a/b)
-# F = [[ψ'(a), -1/b], [-1/b, a/b²]], whose determinant is (a ψ'(a) - 1)/b²
-
-
 class ShapeRate(PositiveFamily):
     """The laws of which a positive number u ~ Gamma(a, b) is a part, over the shape a and the rate b: abstract."""
 
@@ -654,9 +624,6 @@ class ShapeRate(PositiveFamily):
         return torch.stack([u, b * (b * second + u) / a], -1)
 
 
-# Gamma(a, b) over η = (a, b), for a positive number x: T = (log x, -x), h = 1/x
-
-
 @final
 class Gamma(ShapeRate):
     """Gamma(a, b), with shape a and rate b, for a positive number x.
@@ -693,9 +660,6 @@ class Gamma(ShapeRate):
     def variance(self) -> Tensor:
         """The variance a/b² of x, (*batch, 1)."""
         return self.mean / self.vector[..., 1:]
-
-
-# Inverse gamma(a, b) over η = (a, b), for a positive number x: T = (-log x, -1/x), h = 1/x
 
 
 @final
@@ -735,19 +699,11 @@ class InverseGamma(ShapeRate):
         return torch.where(a > 2, (b / (a - 1)).square() / (a - 2), torch.inf)
 
 
-# N(m, v) x inverse-gamma(a, b) for a mean and a variance (Godichon-Baggioni, Nguyen and Tran 2023, Example 2)
-#
-# θ = (μ, σ²), λ = (m, v, a, b), the two independent, with e = μ - m:
-#
-#     score = (e/v, -1/(2v) + e²/(2v²), log b - ψ(a) - log σ², a/b - 1/σ²)
-#     I_F = blockdiag(diag(1/v, 1/(2v²)), [[t(a), -1/b], [-1/b, a/b²]])
-#
-# The normal density of the paper's log q lacks the 2 of e²/(2v); its gradient is printed right.
-
-
 @final
 class NormalInverseGamma(FlatPosterior):
     """q(μ, σ²) = N(μ; m, v) IG(σ²; a, b), for the mean and the variance of normal data, independent of one another.
+
+    (Godichon-Baggioni, Nguyen and Tran 2023, Example 2, where log q lacks the 2 of e²/(2v); its gradient is right.)
 
     Args:
         vector: (m, v, a, b) at the start, (*batch, 4), the last three positive.
@@ -821,20 +777,13 @@ class NormalInverseGamma(FlatPosterior):
         return lam.isfinite().all(-1) & (lam[..., 1:] > 0).all(-1)
 
 
-# Wishart over η = (a, vech B), for a positive definite matrix X: density ∝ |X|^(a - (d+1)/2) exp(-tr BX)
-#
-# In the usual parameters a = ν/2 and B = ½V⁻¹.  With the entries of vech as `lower_entries` has them,
-#
-#     T = (log|X|, -X_ii, -2X_ij)      h = |X|^-(d+1)/2      A = lnΓ_d(a) - a log|B|      ω = (ψ_d(a) - log|B|, -a B⁻¹)
-#     F (u, W) = (ψ'_d(a)u - tr B⁻¹W, -uB⁻¹ + aB⁻¹WB⁻¹)      ψ_d(a) = Σ_{j<d} ψ(a - j/2)
-#     F⁻¹(g, G) = (u, (BGB + uB)/a),   u = (g + tr(BG)/a)/(ψ'_d(a) - d/a)
-
-
 @final
 class Wishart(ExponentialFamily):
     """The Wishart law of a d x d positive definite matrix X, which is stored as its entries on and below the diagonal.
 
     Use it for the precision matrix of normal vectors, to which it is conjugate.  θ is vech X, row after row.
+
+        p(X) ∝ |X|^(a - (d + 1)/2) exp(-tr BX)        a = ν/2        B = ½V⁻¹
 
     Args:
         vector: (a, vech B) with a > (d - 1)/2 and B positive definite, (*batch, 1 + d(d + 1)/2).
@@ -931,7 +880,7 @@ class Wishart(ExponentialFamily):
         return constant + torch.lgamma(self._halves(a)).sum(-1) - a * self._log_det(B)
 
     def expectation(self, at: Tensor | None = None) -> Tensor:
-        """Compute (ψ_d(a) - log|B|, -aB⁻¹)."""
+        """Compute (ψ_d(a) - log|B|, -aB⁻¹), ψ_d(a) = Σ_{j<d} ψ(a - j/2)."""
         a, B = self.parts(at)
         first = torch.digamma(self._halves(a)).sum(-1) - self._log_det(B)
         return torch.cat([first[..., None], -dual_entries(a[..., None, None] * torch.linalg.inv(B))], -1)

@@ -26,11 +26,6 @@ from torchngvi.posteriors.flat.flat_posterior import (
 )
 from torchngvi.posteriors.shapes import Shape, fits, normal, zeros_for
 
-# Gaussians over a flat vector: what a host needs to take one for a Gaussian, and a standard start
-#
-# A host such as a Gaussian process of GPyTorch or a guide of Pyro reads the mean and a lower factor of Σ,
-# differentiable in λ, and starts q at a mean and a scale.
-
 
 def mean_and_scale(
     dim: int,
@@ -177,16 +172,6 @@ class FlatGaussian(Sized):
         return root
 
 
-# A Gaussian over μ and the Cholesky factor of Σ with the logarithm of its diagonal: no constraint
-#
-# Σ = TTᵀ, λ = (μ, vech T with log T_ii), u = T⁻¹(θ - μ):
-#
-#     score:  T⁻ᵀu for μ;  tril(T⁻ᵀu uᵀ) - diag(1/T_ii) for T, times T_ii on the diagonal
-#
-# The exact natural gradient costs two triangular products (Tan 2021): with G the lower triangle of the
-# gradient in T and Ω = tril(TᵀG), its diagonal halved, it is TΩ for T and Σg_μ for μ.
-
-
 @final
 class FlatCholesky(FlatGaussian):
     """q = N(μ, TTᵀ) over μ and the lower factor T with a logarithmic diagonal, D = d + d(d+1)/2.
@@ -242,7 +227,10 @@ class FlatCholesky(FlatGaussian):
         return torch.cat([v[..., 0], lower_entries(matrix.tril(-1) + on_diagonal.diag_embed())], -1)
 
     def exact_fisher_solve(self, gradient: Tensor, at: Tensor | None = None) -> Tensor:
-        """Compute the natural gradient (Σ g_μ, TΩ), the diagonal of TΩ divided by T_ii."""
+        """Compute the natural gradient (Σ g_μ, TΩ), the diagonal of TΩ divided by T_ii (Tan 2021).
+
+        G is the lower triangle of the gradient in T, and Ω = tril½(TᵀG).
+        """
         _, root = self.parts(at)
         diagonal = root.diagonal(dim1=-2, dim2=-1)
         G = lower_triangle(gradient[..., self.dim :], self.dim)
@@ -251,15 +239,6 @@ class FlatCholesky(FlatGaussian):
         natural = natural.tril(-1) + (natural.diagonal(dim1=-2, dim2=-1) / diagonal).diag_embed()
         mean = (root @ (root.mT @ gradient[..., : self.dim, None]))[..., 0]
         return torch.cat([mean, lower_entries(natural)], -1)
-
-
-# Gaussians over the mean and the entries of the covariance
-#
-# With u = Σ⁻¹(θ - μ) the score is (u, ½(uuᵀ - Σ⁻¹)).  The paper (Godichon-Baggioni, Nguyen and Tran 2023,
-# Example 3) takes all d² entries of Σ: off-diagonals count twice, and I_F is *singular*, of rank
-# d + d(d+1)/2, so that only H₀ and the Z terms keep the recursion invertible.  vech Σ has each entry once and
-#
-#     I_F⁻¹ g = (Σ g_μ, vech(2 Σ G Σ)),        G the symmetric matrix with ⟨G, dΣ⟩ = ⟨g, d vech Σ⟩
 
 
 def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,7 +250,10 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
 
 
 class CovarianceGaussian(FlatGaussian):
-    """The abstract base of q = N(μ, Σ) whose λ holds the entries of Σ: only how Σ lies in λ is left to say."""
+    """The abstract base of q = N(μ, Σ) whose λ holds the entries of Σ: only how Σ lies in λ is left to say.
+
+    (Godichon-Baggioni, Nguyen and Tran 2023, Example 3.)
+    """
 
     domain = "Sigma is positive definite"
 
@@ -399,11 +381,6 @@ class VechGaussian(CovarianceGaussian):
         return torch.cat([mean, lower_entries(2 * covariance @ G @ covariance)], -1)
 
 
-# A mean-field Gaussian over λ = (μ, log σ)
-#
-# With e = (θ - μ)/σ the score is (e/σ, e² - 1) and I_F = blockdiag(σ⁻², 2I): known, nothing to estimate.
-
-
 @final
 class MeanFieldGaussian(FlatGaussian):
     """q = N(μ, diag σ²) over λ = (μ, log σ): independent latent variables, with no constraint on λ.
@@ -459,12 +436,6 @@ class MeanFieldGaussian(FlatGaussian):
         log_sd = self.point(at).chunk(2, -1)[1]
         g_mean, g_log_sd = gradient.chunk(2, -1)
         return torch.cat([(2 * log_sd).exp() * g_mean, 0.5 * g_log_sd], -1)
-
-
-# The Gaussian with a few factors, Σ = BBᵀ + diag(c²), over λ = (μ, vec B, c)
-#
-# With u = Σ⁻¹(θ - μ) the score is (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)), O(d K²) by Woodbury.  B and BQ are
-# one q for orthogonal Q: I_F is singular for K > 1, as it is for every factor model.
 
 
 class FactorGaussian(FlatPosterior):
@@ -599,7 +570,7 @@ class LowRankGaussian(FactorGaussian):
         return cholesky(eye + A.mT @ A)[0]
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
-        """Compute (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)) with u = Σ⁻¹(θ - μ)."""
+        """Compute (u, u(uᵀB) - Σ⁻¹B, c (u² - diag Σ⁻¹)) with u = Σ⁻¹(θ - μ), by Woodbury in O(d K²)."""
         mean, B, c = self.parts(at)
         A = B / c[..., None]
         # Σ⁻¹ = C⁻¹(I - WWᵀ)C⁻¹, W = A L⁻ᵀ
