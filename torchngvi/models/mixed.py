@@ -227,11 +227,6 @@ class GroupedRows:
         return total, *sums
 
 
-_NEWTON = 50  # steps for the fixed effects alone
-_LAST = 2  # more, where that number must not depend on rounding
-_SMALLEST = 1e-6  # share of a Newton step
-
-
 class Observed(Protocol):
     """Targets with their likelihood, one a row."""
 
@@ -270,8 +265,10 @@ def information(rows: GroupedRows) -> Wishart:
     return Wishart(1.0, J) if r == 1 else Wishart(r + 1.0, J / (r + 1))
 
 
-def _alone(rows: GroupedRows) -> Tensor:
+def _alone(rows: GroupedRows, steps: int = 50, last: int = 2, smallest: float = 1e-6) -> Tensor:
     """The modes of β without random effects, by Newton's steps that are halved where they do not descend."""
+    # last: more steps, where their number must not depend on rounding
+    # smallest: share of a step
     fixed = rows.fixed
 
     def at(beta: Tensor) -> Moments:
@@ -287,18 +284,18 @@ def _alone(rows: GroupedRows) -> Tensor:
     beta = fixed.X.new_zeros(*rows.batch, fixed.dim)
     here = at(beta)
     going = torch.ones_like(here.value, dtype=torch.bool)
-    for _ in range(_NEWTON):
+    for _ in range(steps):
         gradient, step = newton(here)
         # where the step promises no more than rounding, no part of it does
         going = going & ((gradient * step).sum(-1) > torch.finfo(beta.dtype).eps * here.value.abs())
         size = torch.where(going, 1.0, 0.0).to(beta)
         while True:
             there = at(beta - size[..., None] * step)
-            worse = (size > _SMALLEST) & ~(there.value <= here.value)
+            worse = (size > smallest) & ~(there.value <= here.value)
             if not bool(worse.any()):
                 break
             size = torch.where(worse, 0.5 * size, size)
-        going = size > _SMALLEST
+        going = size > smallest
         beta = torch.where(going[..., None], beta - size[..., None] * step, beta)
         gained = here.value - there.value
         here = Moments(
@@ -308,7 +305,7 @@ def _alone(rows: GroupedRows) -> Tensor:
         going = going & (gained > torch.finfo(beta.dtype).eps * here.value.abs())
         if not bool(going.any()):
             break
-    for _ in range(0 if rows.processes is None else _LAST):  # to the same digits at any number of processes
+    for _ in range(0 if rows.processes is None else last):  # to the same digits at any number of processes
         beta = beta - newton(at(beta))[1]
     return beta
 

@@ -275,6 +275,15 @@ class _ShardedRows(Additive, Together):
 
     local: Additive
 
+    def _take(self, local: Additive, processes: Processes, num_data: int) -> None:
+        """Take what the target has from the part of this rank, after a check of the arguments."""
+        read_instance("local", local, Additive, "is the model of the rows of this process")
+        read_instance("processes", processes, Processes, "are those that sum, Processes()")
+        self.num_data = read_count("num_data", num_data, "counts the rows of all processes")
+        self.processes, self.prior = processes, local.prior
+        self.temperature, self.comparable, self.coding = local.temperature, local.comparable, local.coding
+        self.draws_at_once, self.batches, self.in_passes = local.draws_at_once, local.batches, local.in_passes
+
     def data_log_likelihood(self, theta: Tensor) -> Tensor:
         """Sum the log likelihood over the rows of all ranks, (*sample, *batch)."""
         return self.value(theta)
@@ -304,13 +313,6 @@ class _ShardedRows(Additive, Together):
         return self.local.data_log_likelihood(theta)
 
 
-def _checked(local: object, processes: object, num_data: Any) -> int:
-    """The number of rows of all processes, after a check of the other arguments."""
-    read_instance("local", local, Additive, "is the model of the rows of this process")
-    read_instance("processes", processes, Processes, "are those that sum, Processes()")
-    return read_count("num_data", num_data, "counts the rows of all processes")
-
-
 @final
 class ShardedLogJoint(_ShardedRows):
     """A log joint whose rows are spread over processes; `Sharded` makes it.
@@ -328,10 +330,8 @@ class ShardedLogJoint(_ShardedRows):
     """
 
     def __init__(self, local: Additive, processes: Processes, num_data: int) -> None:
-        self.num_data = _checked(local, processes, num_data)
-        self.local, self.processes, self.prior = local, processes, local.prior
-        self.temperature, self.comparable, self.coding = local.temperature, local.comparable, local.coding
-        self.draws_at_once, self.batches, self.in_passes = local.draws_at_once, local.batches, local.in_passes
+        self._take(local, processes, num_data)
+        self.local = local
 
 
 @final
@@ -350,12 +350,9 @@ class ShardedTractable(AdditiveTractable, _ShardedRows):
     """
 
     def __init__(self, local: AdditiveTractable, processes: Processes, num_data: int) -> None:
-        self.num_data = _checked(local, processes, num_data)
+        self._take(local, processes, num_data)
         self.local: AdditiveTractable = local
         self.prior_alone = local.prior_alone
-        self.processes, self.prior = processes, local.prior
-        self.temperature, self.comparable, self.coding = local.temperature, local.comparable, local.coding
-        self.draws_at_once, self.batches, self.in_passes = local.draws_at_once, local.batches, local.in_passes
         here = isinstance(local, NoRows) or (local.curved and local.prior_alone)
         self.convex = all(processes.gather(here))
 
