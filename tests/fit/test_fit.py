@@ -386,35 +386,23 @@ def test_an_interrupt_before_the_first_evaluation_is_a_result():
 BOTH = pytest.mark.parametrize("target", [make_model(), make_model().log_joint], ids=["model", "log joint"])
 
 
-@BOTH
-@pytest.mark.parametrize("tolerance", [0.0, -1e-3, math.nan, math.inf])
-def test_a_tolerance_must_be_positive(target, tolerance):
-    text = f"tolerance bounds the natural-gradient norm and must be positive and finite; got {tolerance}."
-    with refuses(InputError, text):
-        quiet(make_posterior("cholesky"), target, tolerance=tolerance)
+OPTIONS = [
+    ("tolerance", "bounds the natural-gradient norm and must be positive and finite", (0.0, -1e-3, math.nan, math.inf)),
+    ("tolerance", "bounds the natural-gradient norm and must be a number", ("x", [1], True)),
+    (
+        "max_evaluations",
+        "is a budget of expectations and must be a whole number, at least 1",
+        (0, -3, math.nan, math.inf, 2.5, "x", None, True),
+    ),
+    ("checkpoint_every", "counts steps and must be a whole number, at least 1", (0, math.nan, "x", None)),
+]
 
 
 @BOTH
-@pytest.mark.parametrize("tolerance", ["x", [1], True])
-def test_a_tolerance_must_be_a_number(target, tolerance):
-    with refuses(InputError, f"tolerance bounds the natural-gradient norm and must be a number; got {tolerance!r}."):
-        quiet(make_posterior("cholesky"), target, tolerance=tolerance)
-
-
-@BOTH
-@pytest.mark.parametrize("budget", [0, -3, math.nan, math.inf, 2.5, "x", None, True])
-def test_a_budget_must_be_a_whole_number(target, budget):
-    text = f"max_evaluations is a budget of expectations and must be a whole number, at least 1; got {budget!r}."
-    with refuses(InputError, text):
-        quiet(make_posterior("cholesky"), target, max_evaluations=budget)
-
-
-@BOTH
-@pytest.mark.parametrize("every", [0, math.nan, "x", None])
-def test_an_interval_must_be_a_whole_number(target, every):
-    text = f"checkpoint_every counts steps and must be a whole number, at least 1; got {every!r}."
-    with refuses(InputError, text):
-        quiet(make_posterior("cholesky"), target, checkpoint_every=every)
+@pytest.mark.parametrize(("name", "rule", "value"), [(*rest, value) for *rest, values in OPTIONS for value in values])
+def test_options_of_a_run_have_a_range(target, name, rule, value):
+    with refuses(InputError, f"{name} {rule}; got {value!r}."):
+        quiet(make_posterior("cholesky"), target, **{name: value})
 
 
 @pytest.mark.parametrize("size", [0, 2.5, math.nan, "x"])

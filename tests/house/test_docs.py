@@ -39,12 +39,10 @@ def of_torchrun(arguments):
 
 
 # torchrun: one run of ten ends with "terminate called without an active exception" on a machine that is busy
-LONG = {"many_machines"}
+LONG = {"many_machines": pytest.mark.slow} | dict.fromkeys(("check", "families", "sharp_bits"), pytest.mark.accuracy)
 
 
-@pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=pytest.mark.slow if page.stem in LONG else (), id=page.stem) for page in SHOWN]
-)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=LONG.get(page.stem, ()), id=page.stem) for page in SHOWN])
 def test_pages_are_run(page, tmp_path, monkeypatch, capsys):
     for package in NEEDED.get(page.stem, ()):
         pytest.importorskip(package, reason=f"{package} is in an extra")

@@ -32,7 +32,8 @@ NEEDED |= {"arviz": "arviz", "app": "pandas"}
 
 def exports(path):
     """Whether a file says by an `__all__` of its own, or of another, what is public in it."""
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    text = path.read_text(encoding="utf-8")
+    for node in ast.parse(text).body if "__all__" in text else ():
         if isinstance(node, ast.Assign) and any(getattr(each, "id", "") == "__all__" for each in node.targets):
             return True
         if isinstance(node, ast.ImportFrom) and any(each.name == "__all__" for each in node.names):
