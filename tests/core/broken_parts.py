@@ -3,6 +3,7 @@
 They are written as a third party might get them wrong, on top of parts that are right.
 """
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,7 +14,7 @@ from torchngvi.expectations.flat import Pathwise, _constants, _packet, _Scored
 from torchngvi.interfaces import Bent, Coordinates, Cost, Momentum, Rule, StepSize, Tangent
 from torchngvi.metrics import Adam as AdamMetric
 from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
-from torchngvi.models import Likelihood, PoissonLog, StudentT
+from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, PoissonLog, StudentT
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat import Beta
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
@@ -79,6 +80,41 @@ class Transposed(Dense):
 
     def mv(self, root, x):
         return super().tmv(root, x)
+
+
+@dataclass(frozen=True)
+class HoldsWithOne(Dense):
+    """A failed factorisation is told of matrices without one positive entry on the diagonal only."""
+
+    def cholesky(self, symmetric):
+        factor, ok = super().cholesky(symmetric)
+        return factor, ok | (self.diagonal(symmetric) > 0).any(-1)
+
+
+@dataclass(frozen=True)
+class RegularWithOne(Dense):
+    """A root with one entry on the diagonal passes for regular."""
+
+    def positive_root(self, root):
+        turned, _ = super().positive_root(root)
+        return turned, root.isfinite().all((-2, -1)) & (self.diagonal(root)[..., 1:] != 0).any(-1)
+
+
+@dataclass(frozen=True)
+class DoubleRoot(Dense):
+    """The factor is in float64, whatever it was made of."""
+
+    def cholesky(self, symmetric):
+        factor, ok = super().cholesky(symmetric)
+        return factor.double(), ok
+
+
+@dataclass(frozen=True)
+class DoubleExponential(Dense):
+    """The exponential is in float64, whatever it was made of."""
+
+    def exp(self, symmetric):
+        return super().exp(symmetric).double()
 
 
 @dataclass(frozen=True)
@@ -392,6 +428,45 @@ class WrongCurvature(Likelihood):
 
     def checked(self, y):
         return y
+
+
+class ZeroAndOne(BernoulliLogit):
+    """Another coding of the classes."""
+
+    def checked(self, y):
+        return (y == y.max()).to(y.dtype)
+
+
+class SaysSelfConcordant(BernoulliProbit):
+    """The third derivative of -log Φ exceeds the second."""
+
+    self_concordant = True
+
+
+class MoreThanOne(BernoulliLogit):
+    """Twice the probability of each class."""
+
+    def energy(self, eta, y):
+        return super().energy(eta, y) - math.log(2)
+
+    def expected(self, mean, variance, y):
+        moments = super().expected(mean, variance, y)
+        return moments._replace(value=moments.value - math.log(2))
+
+
+class WithoutItsConstant(GaussianNoise):
+    """½(y - η)², and no ½ log 2π."""
+
+    def energy(self, eta, y):
+        return 0.5 * (y - eta).square()
+
+
+class NarrowExpectation(PoissonLog):
+    """A quadrature that misses where exp η has its weight under a wide normal."""
+
+    def expected(self, mean, variance, y):
+        moments = super().expected(mean, variance, y)
+        return moments._replace(value=torch.where(variance > 50, 0.5, 1.0) * moments.value)
 
 
 class WritesToItsState(Recursive):

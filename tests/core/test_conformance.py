@@ -243,6 +243,14 @@ BROKEN = [
     (check_rule, broken.NeedsMore, "a call (does it need `full_algebra`?) raised AttributeError"),
     (check_structure, broken.WrongMetric, "the dot product of flat(A) and flat(B) must be ½⟨A, B⟩; it is off by"),
     (check_structure, broken.Transposed, "mv(B, x) must be B x of any squares; it is off by 1.4e+00"),
+    (
+        check_structure,
+        broken.HoldsWithOne,
+        "a failed cholesky must be told member by member, of a definite, a negative,",
+    ),
+    (check_structure, broken.RegularWithOne, "positive_root must tell which members are regular and finite"),
+    (check_structure, broken.DoubleRoot, "cholesky of float32 must be that of float64; its dtype must be"),
+    (check_structure, broken.DoubleExponential, "exp of float32 must be that of float64; its dtype must be"),
     (check_structure, broken.Banded, "products L M of two roots must have no entry outside its positions"),
     (check_estimator, broken.Biased, "its a must be unbiased; the mean of 1500 estimates is off by"),
     (check_estimator, broken.SaysComparable, "`comparable` is said, so two evaluations at the same q must agree"),
@@ -288,6 +296,11 @@ BROKEN = [
     (check_likelihood, broken.SaysConvex, "`convex` is said, so β = E[f''] must not be negative"),
     (check_likelihood, broken.StiffCurvature, "`convex` is said, so β must be differentiable in e; it is off by"),
     (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),
+    (check_likelihood, broken.NarrowExpectation, "the value of expected must be E[energy] under N(e, v); it is off by"),
+    (check_likelihood, broken.ZeroAndOne, "checked must return two classes, the smaller as -1, the larger as +1"),
+    (check_likelihood, broken.MoreThanOne, "the probabilities exp(-energy) of two classes must sum to 1; it is off by"),
+    (check_likelihood, broken.WithoutItsConstant, "the density exp(-energy) must integrate to 1 over y; it is off by"),
+    (check_likelihood, broken.SaysSelfConcordant, "`self_concordant` is said, so |f'''| must be at most f''"),
     (check_acceleration, broken.NeverForgets, "forget must leave what init makes; it is off by"),
 ]
 

@@ -17,7 +17,7 @@ from torchngvi.diagnostics import (
     predictive_mean,
     predictor_moments,
 )
-from torchngvi.models.likelihoods import GaussianNoise
+from torchngvi.models.likelihoods import BernoulliLogit, GaussianNoise
 
 F64 = torch.float64
 Z = 4.5  # two-sided failure rate 7e-6 a comparison; seeds are fixed
@@ -154,9 +154,24 @@ class TestPredictiveMean:
         assert z.abs().max() < Z
 
 
+class Shifted(BernoulliLogit):
+    """A link by which p is above ½ from the predictor -1 on."""
+
+    link = ""
+
+    def energy(self, eta, y):
+        return super().energy(eta + 1, y)
+
+
 class TestAccuracy:
     X = torch.tensor([[1.0], [2.0], [-1.0], [-3.0]], dtype=F64)
     y = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=F64)
+
+    @pytest.mark.parametrize(("offset", "share"), [(-1.4, 1.0), (-1.6, 0.0)])
+    def test_a_likelihood_that_is_not_symmetric(self, offset, share):
+        model, q = model_of(Shifted(), 1), posterior([0.5], [1.0])
+        shift, one = torch.tensor([offset], dtype=F64), torch.ones(1, 1, dtype=F64)
+        assert accuracy(model, q, one, one[0], shift).item() == share
 
     def test_share_of_right_signs(self):
         model, q = model_of("bernoulli_logit", 1), posterior([0.5], [1.0])

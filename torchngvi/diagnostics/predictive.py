@@ -140,7 +140,7 @@ def accuracy(
     offset: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Compute the share of new rows whose class is predicted, y (Xm + o) > 0 with y = ±1.
+    """Compute the share of new rows whose class is predicted, the one of which the predictive mean is above ½.
 
     Args:
         model, q, X, offset: those of `predictor_moments`.
@@ -166,7 +166,8 @@ def accuracy(
         )
     mean, _ = predictor_moments(model, q, X, offset)
     y = _targets(model, y, mean)
-    hits = (y * mean > 0).to(mean.dtype)
+    symmetric = model.likelihood.link in ("logit", "probit")  # the predictive mean is above ½ where e > 0
+    hits = (y * (mean if symmetric else predictive_mean(model, q, X, offset) - 0.5) > 0).to(mean.dtype)
     if weights is None:
         return hits.mean(-1)
     weights = read_tensor("weights", weights, like=mean)

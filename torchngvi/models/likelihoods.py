@@ -27,13 +27,13 @@ class Likelihood(ABC):
 
     Attributes:
         discrete: whether the outcomes are classes, so that accuracy makes sense.
-        two_classes: whether `checked` tells from the targets which two classes there are.
+        two_classes: whether the outcomes are two; `checked` returns the smaller as -1, the larger as +1.
         of_softplus: whether it is made of log(1 + eˣ), so that `expected` takes another way to its expectation.
         convex: whether -log p(y | η) is convex in η, twice differentiable by torch, as is β of `expected` once.
         self_concordant: whether its third derivative is at most its second.
         continuous: whether y are real numbers, so that p(y | η) is a density.
         link: "identity", "log", "logit" or "probit", the link of the mean of y, for default priors in the units of the
-            data; "" where it is none of them.
+            data and for `accuracy`; "" where it is none of them.
 
     >>> likelihood: Likelihood = PoissonLog()
     >>> eta, variance, y = torch.zeros(1), torch.ones(1), torch.ones(1)

@@ -173,6 +173,18 @@ def derivative(function: Callable[[float], Tensor], step: float = 5e-5) -> Tenso
     return torch.stack(list(terms)).sum(0) / (12 * step)
 
 
+def integral(
+    density: Callable[[Tensor], Tensor],  # y (*batch, points) -> p(y)
+    centre: Tensor,  # (*batch, 1), on both sides of which the points are dense, where y may have either sign
+    takes: Callable[[float], bool] = math.isfinite,
+) -> Tensor:  # (*batch,)
+    """Integrate a density over the numbers that are taken: all, the positive ones or those between 0 and 1."""
+    x = torch.linspace(-40.0, 40.0, 80_001, dtype=DTYPE)
+    y, slope = (x.exp(), x.exp()) if takes(2.0) else (x.sigmoid(), x.sigmoid() * (-x).sigmoid())
+    heights = density(centre + y) + density(centre - y) if takes(-1.0) else density(y)
+    return 0.001 * (heights * slope).sum(-1)
+
+
 def matvec(matrix: Tensor, x: Tensor) -> Tensor:
     """Multiply vectors by matrices, A x, with samples on the left of the batch."""
     return torch.einsum("...ij,...j->...i", matrix, x)
@@ -625,15 +637,18 @@ def _sparse(claim: Claim, pattern: Pattern) -> None:
 
 def _failures(claim: Claim, pattern: Pattern) -> None:
     good = definite_in(pattern, (), 1)
-    S = pattern.from_dense(torch.stack([good, -good, torch.full_like(good, torch.nan)]))
-    told, sentence = [True, False, False], "must be told member by member, of a definite, a negative and a NaN matrix"
+    turned = good - 2 * torch.diag_embed(good.diagonal().diag())  # one entry of the diagonal in each member
+    S = pattern.from_dense(torch.stack([good, -good, torch.full_like(good, torch.nan), *turned]))
+    told = [True] + [False] * (2 + pattern.dim)
+    sentence = "must be told member by member, of a definite, a negative, a NaN and D indefinite matrices"
     factor, ok = pattern.cholesky(S)
     claim.holds(ok.tolist() == told, f"a failed cholesky {sentence}")
     expected = torch.linalg.cholesky(good)
     claim.close("cholesky beside failed members must be L", pattern.to_dense(factor[0]), expected, IDENTITY)
     if isinstance(pattern, FullAlgebra):
         claim.holds(pattern.reverse_cholesky(S)[1].tolist() == told, f"a failed reverse_cholesky {sentence}")
-    roots = torch.stack([root_in(pattern, (), 2)] * 3)
+    root = root_in(pattern, (), 2)
+    roots = torch.stack([root] * 3 + [*(root - torch.diag_embed(root.diagonal().diag()))])  # regular, then singular
     roots[1, 0, 0], roots[2, -1, -1] = 0.0, torch.inf
     ok = pattern.positive_root(pattern.from_dense(roots))[1]
     claim.holds(ok.tolist() == told, "positive_root must tell which members are regular and finite")
@@ -670,7 +685,10 @@ def _single(claim: Claim, pattern: Pattern) -> None:
     root, symmetric, y = (tensor.float() for tensor in given)
     verbs: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
         "mv": lambda L, A, x: pattern.mv(L, x),
+        "tmv": lambda L, A, x: pattern.tmv(L, x),
+        "solve": lambda L, A, x: pattern.solve(L, x),
         "tsolve": lambda L, A, x: pattern.tsolve(L, x),
+        "cholesky": lambda L, A, x: pattern.cholesky(pattern.congruence(L, pattern.eye(x[0])))[0],
         "matmul": lambda L, A, x: pattern.matmul(L, L),
         "congruence": lambda L, A, x: pattern.congruence(L, A),
         "lower": lambda L, A, x: pattern.lower(x, x),
@@ -679,6 +697,14 @@ def _single(claim: Claim, pattern: Pattern) -> None:
         "flat": lambda L, A, x: pattern.flat(A),
         "eye": lambda L, A, x: pattern.eye(x),
     }
+    if isinstance(pattern, FullAlgebra):
+        full = pattern
+        verbs |= {
+            "reverse_cholesky": lambda L, A, x: full.reverse_cholesky(full.congruence(L, full.eye(x[0])))[0],
+            "exp": lambda L, A, x: full.exp(A),
+            "a of unconjugate": lambda L, A, x: full.unconjugate(L, x[0], A)[0],
+            "W of unconjugate": lambda L, A, x: full.unconjugate(L, x[0], A)[1],
+        }
     for name, verb in verbs.items():
         expected = verb(*given).float()
         claim.close(f"{name} of float32 must be that of float64", verb(root, symmetric, y), expected, SINGLE)

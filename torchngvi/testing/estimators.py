@@ -37,6 +37,7 @@ from torchngvi.testing.claims import (
     PosteriorFactory,
     batch_text,
     derivative,
+    integral,
     kind,
     made,
     mask,
@@ -57,7 +58,9 @@ def check_likelihood(factory: Callable[[], Likelihood], y: Tensor) -> None:
     `expected` must give the expectation of `energy` under N(e, v), which is compared with a trapezoid rule, and the
     derivatives ∂F/∂e and 2 ∂F/∂v of that value, which are compared with finite differences.  `energy` must be
     differentiable, and float32 must stay float32.  Where `convex` is said, the curvature must not be negative, and be
-    differentiable itself, as Newton's method needs it.
+    differentiable itself, as Newton's method needs it; where `self_concordant` is, |f'''| ≤ f''.  The probabilities of
+    `two_classes`, coded -1 and +1, must sum to 1, and a `continuous` density integrate to 1 over the numbers that
+    `checked` takes: all, the positive ones, or those between 0 and 1.
 
     Args:
         factory: makes the likelihood, for example its class.
@@ -76,20 +79,51 @@ def check_likelihood(factory: Callable[[], Likelihood], y: Tensor) -> None:
         claim.holds(isinstance(likelihood.discrete, bool), "`discrete` must say whether the outcomes are classes")
         coded = likelihood.checked(y.to(DTYPE))
         claim.holds(coded.shape == y.shape, "checked(y) must keep the shape of y")
+        if likelihood.two_classes or likelihood.discrete:
+            signs = torch.where(y == y.max(), 1.0, -1.0).to(DTYPE)
+            claim.same("checked must return two classes, the smaller as -1, the larger as +1", coded, signs)
         for mean in (-1.5, 0.3, 1.2):
-            for variance in (0.05, 0.5, 1.5):
+            for variance in (0.05, 0.5, 1.5, 100.0):
                 here = claim.at(f"{claim.where}, e = {mean}, v = {variance}")
                 _expectation(here, likelihood, torch.full_like(coded, mean), torch.full_like(coded, variance), coded)
+        _density(claim, likelihood, coded)
         eta = torch.linspace(-1.0, 1.0, len(y), dtype=DTYPE).requires_grad_()
         (slope,) = torch.autograd.grad(likelihood.energy(eta, coded).sum(), eta)
         found = derivative(lambda h: likelihood.energy(eta.detach() + h, coded))
         claim.close("energy must be differentiable in η", slope, found, DIFFERENCE)
 
 
+def _density(claim: Claim, likelihood: Likelihood, y: Tensor) -> None:
+    """Of the sum of p(y | η) over y, and of the third derivative in η."""
+    eta = torch.linspace(-6.0, 6.0, 25, dtype=DTYPE)[:, None]
+    if likelihood.two_classes:
+        total = torch.exp(-likelihood.energy(eta, eta.new_tensor([-1.0, 1.0]))).sum(-1)
+        claim.close(
+            "the probabilities exp(-energy) of two classes must sum to 1", total, torch.ones_like(total), IDENTITY
+        )
+    if likelihood.continuous:
+
+        def takes(value: float) -> bool:
+            try:
+                return bool(likelihood.checked(y.new_tensor([value])).isfinite())
+            except ValueError:
+                return False
+
+        near = eta[8:17]
+        total = integral(lambda y: torch.exp(-likelihood.energy(near, y)), near, takes)
+        claim.close("the density exp(-energy) must integrate to 1 over y", total, torch.ones_like(total), DIFFERENCE)
+    if likelihood.self_concordant:
+        eta = eta.expand(-1, len(y))
+        bend = likelihood.derivatives(eta, y).curvature
+        third = derivative(lambda h: likelihood.derivatives(eta + h, y).curvature)
+        told = third.abs() <= bend + DIFFERENCE * (1 + bend.abs())
+        claim.holds(told.all(), "`self_concordant` is said, so |f'''| must be at most f''")
+
+
 def _expectation(claim: Claim, likelihood: Likelihood, mean: Tensor, variance: Tensor, y: Tensor) -> None:
     moments = likelihood.expected(mean, variance, y)
-    z = torch.linspace(-10.0, 10.0, 4001, dtype=DTYPE)[:, None]
-    weights = torch.exp(-0.5 * z * z) * (0.005 / math.sqrt(2 * math.pi))
+    z = torch.linspace(-20.0, 20.0, 80_001, dtype=DTYPE)[:, None]  # where exp η has its weight too, at v = 100
+    weights = torch.exp(-0.5 * z * z) * (0.0005 / math.sqrt(2 * math.pi))
     value = (weights * likelihood.energy(mean + variance.sqrt() * z, y)).sum(0)
     claim.close("the value of expected must be E[energy] under N(e, v)", moments.value, value, 1e-8)
     slope = derivative(lambda h: likelihood.expected(mean + h, variance, y).value)
