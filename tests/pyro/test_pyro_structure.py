@@ -22,7 +22,8 @@ from pyro import poutine  # noqa: E402
 from pyro.infer import Predictive, Trace_ELBO, config_enumerate  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from torchngvi.adapters.pyro import AutoGaussian, NaturalSVI, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro import AutoGaussian, AutoMarginal, NaturalSVI, fit_guide, log_joint  # noqa: E402
+from torchngvi.adapters.pyro.local_guide import PlateLayout  # noqa: E402
 from torchngvi.adapters.pyro.structure import FactoredLogJoint  # noqa: E402
 
 pytestmark = [
@@ -137,6 +138,31 @@ def test_theta_has_the_order_of_the_sites(structure, model, shape):
     values = {site["name"]: value for site, value in guide._unpack_latent(theta)}  # their supports are the real line
     trace = pyro.poutine.trace(pyro.condition(model, values)).get_trace(y)
     assert torch.allclose(log_joint(model, y)(theta), trace.log_prob_sum(), rtol=1e-12)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("groups", (5,)), ("crossed", (6, 3)), ("walks", (5, 4))])
+@pytest.mark.parametrize("kind", ["dense", "auto", "marginal", "plate"])
+def test_the_layout_of_a_guide_reads_its_theta(kind, model, shape):
+    """Values by name, and back: those of the median at the mean, with or without another order of θ."""
+    model, y = globals()[model], torch.randn(shape)
+    if kind == "plate":
+        layout = PlateLayout(poutine.trace(model).get_trace(y), "rows" if model is crossed else "groups")
+        theta = torch.arange(float(layout.dim))
+        b, g = theta.tensor_split([layout.size * layout.r])
+        expected = {site.name: layout.free(site, b.reshape(layout.size, -1), g) for site in layout.sites}
+    elif kind == "marginal":
+        guide = AutoMarginal(model).setup(y)
+        layout = guide.structure
+        theta = torch.arange(float(layout.dim))
+        in_turn = torch.empty_like(theta).scatter(0, layout.order, theta)
+        expected = {site["name"]: value for site, value in guide._unpack_latent(in_turn)}
+    else:
+        guide = AutoGaussian(model, structure=kind).setup(y)
+        guide.posterior.mean.copy_(torch.arange(float(guide.posterior.dim)))
+        layout, theta, expected = guide.structure, guide.posterior.mean, guide.median()
+    values = layout.constrained(theta)[0]
+    assert all(torch.equal(values[name], expected[name].to(theta)) for name in expected)
+    assert torch.equal(layout.unconstrained(values), theta)
 
 
 def test_the_members_of_a_plate_are_nodes_below_what_they_share():

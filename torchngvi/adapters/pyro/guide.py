@@ -628,8 +628,8 @@ def _check_order(layout: Layout, order: Tensor | None, what: str, first: str = "
     ours = layout.order
     if not (ours is order if ours is None or order is None else torch.equal(ours, order.to(ours))):
         raise InputError(
-            f"{what} is of a guide whose latents stand in another order, as those of 0.2.0 with plates do. "
-            f"{first}Fit the guide again."
+            f"{what} is of a guide whose latents stand in another order: make this one with the same model and "
+            f"arguments, or, since 0.2.0 had another order with plates, fit again. {first}".rstrip()
         )
 
 

@@ -133,8 +133,8 @@ class Level(NamedTuple):
 class Layout:
     """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them.
 
-    ``order`` has the places of the nodes of the forest, one after another, or another order of θ.  Printed, a line for
-    each level, and why there are not more.
+    ``order`` has the places of the nodes of the forest, one after another; where ``back`` is not None it is the order
+    of θ too.  Printed, a line for each level, and why there are not more.
     """
 
     levels: tuple[Level, ...] = ()
@@ -159,9 +159,12 @@ class Layout:
         self.arrange(order)
         self.shapes = {site.name: site.shape for site in self.sites}
 
-    def arrange(self, order: Tensor | None) -> None:
-        """Take the coordinates in another order than that of the sites."""
-        self.order, self.back = order, None if order is None else torch.argsort(order)
+    def arrange(self, order: Tensor | None, of_theta: bool = True) -> None:
+        """Take the coordinates of the forest, and those of θ, in another order than that of the sites.
+
+        States are compared by it: a guide that leaves it None loads the state of another of the same shapes silently.
+        """
+        self.order, self.back = order, torch.argsort(order) if of_theta and order is not None else None
 
     @property
     def pattern(self) -> Forest:
@@ -235,7 +238,7 @@ class Layout:
             sample = value.shape[: value.ndim - len(site.shape)]
             parts.append(site.transform.inv(value).reshape(*sample, -1))
         theta = torch.cat(parts, -1)
-        return theta if self.order is None else theta[..., self.order.to(theta.device)]
+        return theta if self.order is None or self.back is None else theta[..., self.order.to(theta.device)]
 
 
 def coordinate_names(sites: list[Site]) -> list[str]:

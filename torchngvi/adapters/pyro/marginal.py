@@ -180,6 +180,7 @@ class AutoMarginal(AutoGaussian):
     def _share(self, layout: Layout, mean: Tensor) -> None:
         """Make q over the last level of a layout alone, of a mean (D,) in the order of the sites."""
         assert layout.order is not None
+        layout.arrange(layout.order)  # of θ too: the members before what they share
         mean = mean[layout.order.to(mean.device)]
         self._layout, self._shared = layout, layout.levels[-1].size
         self._start = mean[: -self._shared].clone()

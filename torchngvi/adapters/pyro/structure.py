@@ -329,7 +329,7 @@ def layout_by(reads: Reads, layout: Layout) -> Layout:
     last = sum(level.nodes for level in layout.levels) - root  # the number of the root
     parents = [parent if root or parent < last else -1 for parent in parents] + [-1] * root
     layout.forest = Forest(tuple(parents), tuple(level.size for level in layout.levels for _ in range(level.nodes)))
-    layout.arrange(torch.cat([group.place.flatten() for group in levels]))
+    layout.arrange(torch.cat([group.place.flatten() for group in levels]), of_theta=False)
     if parents == _parents_by_plates(layout.levels):
         terms = dict.fromkeys(reads.names, len(inner)) if root else {}
         for level, group in reversed([*enumerate(inner)]):  # the innermost that a site reads
