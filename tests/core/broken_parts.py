@@ -269,6 +269,16 @@ class OtherFisher(OtherScore):
         return 2 * super().exact_fisher_solve(gradient, at)
 
 
+class Unnormalised(Beta):
+    """The density is without a factor that no score sees."""
+
+    def __init__(self):
+        super().__init__(torch.tensor([2.5, 4.0], dtype=torch.float64))
+
+    def log_prob(self, theta, at=None):
+        return super().log_prob(theta, at) - 0.1
+
+
 class GoesAnywhere(OtherFisher):
     """Every λ is a distribution."""
 

@@ -215,7 +215,11 @@ def test_every_part_passes_its_check(check, factories):
 
 @pytest.mark.parametrize("index", range(len(PRODUCT)))
 def test_every_exported_part_is_in_the_product(index):
-    _, parts, found = PRODUCT[index]
+    check, parts, found = PRODUCT[index]
+    missing = ", ".join(sorted(part.__name__ for part in found - set(parts)))
+    assert not missing, (
+        f"{missing}: name it in the table above for {check.__name__}, with a factory; see CONTRIBUTING.md"
+    )
     assert set(parts) == found
     assert found
 
@@ -267,6 +271,11 @@ BROKEN = [
     (check_flat_posterior, broken.OtherDraws, "the scores of its draws must have mean zero; the mean of 4000"),
     (check_flat_posterior, broken.OtherScore, "score must be ∇_λ log q, along the manifold; it is off by"),
     (check_flat_posterior, broken.OtherFisher, "exact_fisher_solve must invert E[φφᵀ] of its draws; the mean of 4000"),
+    (
+        check_flat_posterior,
+        broken.Unnormalised,
+        "log_prob must be the logarithm of a density that integrates to 1; the",
+    ),
     (check_flat_posterior, broken.GoesAnywhere, "moved() must refuse a step to NaN, member by member"),
     (check_step_size, broken.Together, "what it proposes for a member must not depend on the others"),
     (check_step_size, broken.Waits, "init or propose raised RuntimeError (aten._local_scalar_dense.default reads"),

@@ -480,9 +480,10 @@ def check_flat_posterior(factory: Callable[[], FlatPosterior]) -> None:
 
     Its scores must be the gradients that autograd finds, along its manifold, and of draws they must have mean zero, by
     z-tests; so must I_F⁻¹ be the inverse of E[φφᵀ], and mean and variance those of the draws, where they are known.
-    Draws are of any shape, and with ``rsample`` the same at the same noise.  Everything is asked of batches too, whose
-    members must not depend on one another, at another λ, and in float32.  A step to NaN must be refused, and the state
-    dict must restore the posterior.
+    Of one or two latent variables the density must give the mass of the draws between their quartiles, or at their mode
+    where they are whole numbers; of more nothing here sees a constant factor.  Draws are of any shape, and with
+    ``rsample`` the same at the same noise.  Everything is asked of batches too, whose members must not depend on one
+    another, at another λ, and in float32.  A step to NaN must be refused, and the state dict must restore the posterior.
 
     Args:
         factory: makes the posterior at a λ inside its domain, in float64 and without batch dimensions.
@@ -612,6 +613,8 @@ def _draws(claim: Claim, q: FlatPosterior) -> None:
     theta = q.sample(DRAWS, _seeded())
     score, x = q.score(theta).detach(), q.projected(q.vector, normal(q.size, seed=13))
     claim.unbiased("the scores of its draws must have mean zero", score, torch.zeros_like(x))
+    if q.dim <= 2:
+        _normalised(claim, q)
     try:
         y, z = q.exact_fisher_solve(x), q.exact_fisher_solve(2 * x + 1) - q.exact_fisher_solve(torch.ones_like(x))
     except PairError:
@@ -626,6 +629,20 @@ def _draws(claim: Claim, q: FlatPosterior) -> None:
     claim.unbiased("mean must be that of its draws", theta, mean)
     claim.unbiased("variance must be that of its draws", (theta - mean).square(), variance)
     claim.close("stddev must be the root of variance", q.stddev, variance.sqrt())
+
+
+def _normalised(claim: Claim, q: FlatPosterior) -> None:
+    """Of draws E[r/q] = ∫ r = 1, where r is uniform between their quartiles, once they are uncorrelated."""
+    theta = q.sample(10 * DRAWS, _seeded())
+    if torch.equal(theta, theta.round()):
+        inside, log_volume = theta == theta.mode(0).values, torch.zeros((), dtype=theta.dtype)
+    else:
+        root = torch.linalg.cholesky(theta.mT.cov().reshape(q.dim, q.dim))
+        z = torch.linalg.solve_triangular(root, theta.mT, upper=False).mT
+        low, high = z.quantile(z.new_tensor([0.25, 0.75]), 0)
+        inside, log_volume = (low < z) & (z < high), (root.diagonal() * (high - low)).log().sum()
+    ratio = torch.where(inside.all(-1), torch.exp(-log_volume - q.log_prob(theta)), 0.0)
+    claim.unbiased("log_prob must be the logarithm of a density that integrates to 1", ratio, torch.ones_like(ratio[0]))
 
 
 _TRIGAMMA = 1e-7  # torch's, which autograd takes, is off by 5e-10
