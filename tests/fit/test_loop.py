@@ -142,6 +142,17 @@ def test_further_budgets_of_a_fit(engine):
     assert result.reason.startswith("because the budget of 2 evaluations is used up (")
 
 
+def test_an_engine_that_sets_no_mark_is_refused(monkeypatch):
+    monkeypatch.setattr(Engine, "mark", lambda engine: None)
+    q = make_posterior("cholesky")
+    before = q.snapshot()
+    with pytest.raises(
+        InputError, match=r"^Steps\.advance returned a standing without a mark: call self\.mark\(\) in "
+    ):
+        quiet(q, make_model(), VN(q))
+    assert all(map(torch.equal, q.snapshot(), before))
+
+
 def test_the_looser_tolerance_counts():
     result = quiet(make_posterior("cholesky"), make_model(), stop=NormBelow(0.1))
     assert result.converged

@@ -1,6 +1,6 @@
 """One loop for every fit: engines that advance, criteria that say when to end, and the front door `torchngvi.fit`.
 
-Read `engine` first: it says what an engine is asked for, and when.
+Read `loop` first: it says what an engine is asked for, and when.
 """
 
 from torchngvi.fitting.laplace import LaplaceResult, mixture_at_modes

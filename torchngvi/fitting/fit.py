@@ -38,7 +38,8 @@ from torchngvi.numerics.arrays import tracked
 from torchngvi.optim import NaturalGradientVI, Watch
 from torchngvi.posteriors.gaussian import Gaussian
 
-# the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run
+# the module of each engine, and in it the function that makes of a `Request` the engine and what ends its run; a
+# subclass of a posterior, or of a target, asks for it by ``engine = "..."``
 ENGINES = {
     "averages": "torchngvi.fitting.sample_average:averages_of",  # a log joint without an optimizer
     "chunks": "torchngvi.fitting.steps:chunks_of",  # a regression: steps, of a large batch some members at a time

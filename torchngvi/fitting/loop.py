@@ -125,7 +125,10 @@ class Engine(ABC):
 
     @abstractmethod
     def advance(self) -> Standing | None:
-        """Go on to the next evaluation and make it."""
+        """Go on to the next evaluation and make it; None at an end of the engine's own.
+
+        It calls `mark` before the evaluation whose standing it returns, where `state_dict` is what makes it again.
+        """
 
     def ending(self, stop: Stop | None, last: Standing) -> Ending:
         """The outcome of the run; leaves q at its best."""
@@ -345,7 +348,11 @@ class Loop:
             standing = standing._replace(record=standing.record._replace(seconds=self._seconds()))
             self.trace.append(standing.record)
             if not standing.aside:
-                assert mark is not None
+                if mark is None:
+                    raise InputError(
+                        f"{type(self.engine).__name__}.advance returned a standing without a mark: call self.mark() "
+                        "in advance, before the evaluation."
+                    )
                 records = len(self.trace)
                 state = None if mark.state is None else self._complete(mark.state, standing, asked)
                 self._kept = _Kept(mark.coordinates, standing, records, state)

@@ -483,7 +483,7 @@ def check_flat_posterior(factory: Callable[[], FlatPosterior]) -> None:
     Of one or two latent variables the density must give the mass of the draws between their quartiles, or at their mode
     where they are whole numbers; of more nothing here sees a constant factor.  Draws are of any shape, and with
     ``rsample`` the same at the same noise.  Everything is asked of batches too, whose members must not depend on one
-    another, at another λ, and in float32.  A step to NaN must be refused, and the state dict must restore the posterior.
+    another, at another λ, and in float32.  A step to NaN must be refused, and the state dict must restore q.
 
     Args:
         factory: makes the posterior at a λ inside its domain, in float64 and without batch dimensions.
