@@ -64,18 +64,13 @@ def test_batches_of_files_on_two_ranks(ranks, name):
     assert two["sums"] <= two["evaluations"] + START + 4  # those of Sharded itself
 
 
-def test_a_rank_without_rows(ranks):
-    two, one = both(ranks, "rows", "cholesky", cases.ROWS)
-    assert_close(two["q"], one["q"], 1e-12)
-
-
-def test_a_class_on_each_rank(ranks):
-    two, one = both(ranks, "sorted_rows")
-    assert_close(two["q"], one["q"], 1e-12)
-
-
-def test_several_posteriors_on_the_same_rows(ranks):
-    two, one = both(ranks, "batch_of_posteriors")
+@pytest.mark.parametrize(
+    "case",
+    [("rows", "cholesky", cases.ROWS), ("sorted_rows",), ("batch_of_posteriors",)],
+    ids=["a rank without rows", "a class on each rank", "several posteriors on the same rows"],
+)
+def test_rows_that_are_spread_otherwise(ranks, case):
+    two, one = both(ranks, *case)
     assert_close(two["q"], one["q"], 1e-12)
 
 

@@ -134,16 +134,6 @@ class TestCommandLine:
         row, other = coefficients().loc["Intercept"], coefficients("other").loc["one"]
         assert abs(row["mean"] - other["mean"]) < 0.05 * row["sd"]
 
-    def test_without_an_intercept_nothing_is_centred(self):
-        """By a dense matrix, the noise at its posterior mean; its own spread moves the means by less than .02 sds."""
-        frame = table().drop(columns="kind")
-        run(frame, "gaussian", "--no-intercept")
-        X, found = frame[["x", "z"]].to_numpy(), coefficients()
-        size, noise = np.square(frame.gaussian).mean() ** 0.5, found["mean"]["residual sd"]  # the line goes through 0
-        precision = X.T @ X / noise**2 + np.diag((2.5 * size / X.std(0)) ** -2)
-        mean = np.linalg.solve(precision, X.T @ frame.gaussian / noise**2)
-        assert (np.abs(found["mean"][["x", "z"]] - mean) < 0.05 * found["sd"][["x", "z"]]).all()
-
     def test_a_number_keeps_its_meaning(self):
         """N(0, 1/B) per sd of a column and N(0, S²) of the intercept, by a dense matrix."""
         frame = table().drop(columns="kind")
