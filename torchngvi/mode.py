@@ -160,7 +160,7 @@ class Afar:
 # eigenvalues, absolute values above a floor take their place, as in `laplace`.
 #
 # From where ℓ is astronomically large, as e^z of a coordinate z in the tens or hundreds, such steps lead nowhere or
-# take as many as z.  There the search goes by `afar`, until Newton's method is of use.
+# take as many as z.  There the search goes by `Afar`, until Newton's method is of use.
 #
 # Searches from several starts go side by side: each yields the points at which it wants ℓ and ∇ℓ, and those of all are
 # one call.

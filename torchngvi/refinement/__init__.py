@@ -1,7 +1,7 @@
 """Posteriors that a Gaussian does not fit: fans and warps, mixtures of modes, weighted draws.
 
-`torchngvi.refine` tries them and says how good they are; see `refine` here.  Read `layers` for what is laid on a
-Gaussian, and `fan` for how it is chosen.
+`torchngvi.refine` tries them and says how good they are.  Read `fan` for what is laid on a Gaussian, and how it is
+chosen.
 """
 
 from torchngvi.refinement.fan import Density, FanLayer, LayeredGaussian, WarpLayer, WeightedDraws
