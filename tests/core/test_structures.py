@@ -8,7 +8,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchngvi as ngvi
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed
+from torchngvi.numerics import gaussian_integrals
 from torchngvi.numerics.arrays import constant
+from torchngvi.numerics.special import normal_rule
+from torchngvi.posteriors.warps import SinhArcsinh
 from torchngvi.rules import LocalExponential
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
@@ -102,6 +105,13 @@ def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
     ngvi.Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)
 
 
+def expectations_of(x):
+    """By rules whose nodes and coefficients are kept."""
+    of_softplus, of_log = gaussian_integrals.softplus(x, x + 1), gaussian_integrals.log1p_square(x, x + 1)
+    curve = SinhArcsinh().forward(x, torch.zeros(3, 2, dtype=x.dtype))
+    return *of_softplus, *of_log, curve, *normal_rule(13, 1, x)
+
+
 def test_constants_that_are_kept_stay_what_they_are():
     """What was written to is made again, and nothing is kept that a mode has faked."""
     like, where = torch.zeros(7, dtype=torch.float64), torch.device("cpu")
@@ -113,8 +123,19 @@ def test_constants_that_are_kept_stay_what_they_are():
     with FakeTensorMode(allow_non_fake_inputs=True):
         Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
         tree.join([part.to("meta") for part in parts])
+        expectations_of(torch.zeros(3, dtype=like.dtype))
     made = Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
     columns = tree.join([part.to("meta") for part in parts])
-    assert {*map(type, [*made, columns, *(kind.place for kind in tree.on(columns))])} == {torch.Tensor}
+    assert {
+        *map(
+            type,
+            [
+                *made,
+                columns,
+                *expectations_of(torch.zeros(3, dtype=like.dtype)),
+                *(kind.place for kind in tree.on(columns)),
+            ],
+        )
+    } == {torch.Tensor}
     pattern_module.index_of(ScalarArrow(3), where).rows.mul_(0)
     assert pattern_module.index_of(ScalarArrow(3), where).rows.tolist() == [0, 1, 2, 2, 2]

@@ -13,7 +13,6 @@ B = 2 ∂F/∂Σ = L⁻ᵀ (tril½[M] + tril½[M]ᵀ) L⁻¹ (the adjoint of the
 """
 
 import copy
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self, final
@@ -26,7 +25,7 @@ from torchngvi.errors import InputError
 from torchngvi.interfaces import AdditiveTractable, Change, Curved, Frame, Posterior, Raw, where_members
 from torchngvi.models import checks
 from torchngvi.numerics import sparse
-from torchngvi.numerics.arrays import tracked
+from torchngvi.numerics.arrays import remembered, tracked
 from torchngvi.numerics.linalg import cholesky, tril_half
 
 # The rows of softmax regression: expectations of log Σ_k exp η_k over several jointly normal predictors, by nodes
@@ -131,12 +130,11 @@ class _Bent:
         return dp.sum(-1), _curvature(L, dM) - turned - turned.mT
 
 
-@functools.cache
+@remembered
 def nodes(dim: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Nodes and weights for N(0, I) in K - 1 dimensions: a grid up to two, else whitened Sobol points."""
-    with torch.inference_mode(False):
-        z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)
-        return z.to(device, dtype), w.to(device, dtype)
+    z, w = _grid(dim) if dim in _STEPS else _sobol(dim, count)
+    return z.to(device, dtype), w.to(device, dtype)
 
 
 def _grid(dim: int) -> tuple[Tensor, Tensor]:

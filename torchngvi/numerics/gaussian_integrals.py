@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.numerics import kernels
+from torchngvi.numerics.arrays import remembered
 
 
 class Moments(NamedTuple):
@@ -69,7 +70,7 @@ def _sinh_rule(
 # ------------------------------------------------------------------------------- functions of x²
 
 
-@functools.cache
+@remembered
 def _square_tensors(
     power: int,
     dtype: torch.dtype,
@@ -85,10 +86,9 @@ def _square_tensors(
     nodes = [math.exp(low + k * step) for k in range(math.ceil((high - low) / step))]
     weights = [step * math.exp(-t) * t**power for t in nodes]
     tail = step * nodes[0] ** (1 + power) / math.expm1(step * (1 + power))
-    with torch.inference_mode(False):
-        double = torch.tensor([[2 * t for t in nodes], weights], dtype=torch.float64, device="cpu")
-        twice, weight = double.to(device, dtype)
-        return twice, weight, tail
+    double = torch.tensor([[2 * t for t in nodes], weights], dtype=torch.float64, device="cpu")
+    twice, weight = double.to(device, dtype)
+    return twice, weight, tail
 
 
 def log1p_square(
@@ -306,7 +306,7 @@ def _constants(order: int, count: int, dtype: torch.dtype, device: torch.device)
         return tuple(x.to(device, dtype) for x in made)
 
 
-_kept_constants = functools.cache(_constants)  # what is made in a graph or a transform belongs to it
+_kept_constants = remembered(_constants)  # what is made in a graph or a transform belongs to it
 
 
 # ------------------------------------------------------------------------------------- derivatives

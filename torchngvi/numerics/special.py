@@ -1,12 +1,12 @@
 """Special functions: Gauss-Hermite nodes, the tail of the normal distribution, and functions about gamma."""
 
-import functools
 import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
+from torchngvi.numerics.arrays import remembered
 from torchngvi.numerics.linalg import eigh
 
 # Gauss-Hermite quadrature under the standard normal distribution, in one dimension and on a grid of several
@@ -21,7 +21,7 @@ def normal_rule(nodes: int, dim: int, like: Tensor) -> tuple[Tensor, Tensor]:
         return grid.to(like), total.to(like)
 
 
-@functools.cache
+@remembered
 def _line(nodes: int) -> tuple[Tensor, Tensor]:
     """Nodes and log weights in one dimension, in float64."""
     beside = torch.arange(1, nodes, dtype=torch.float64, device="cpu").sqrt()

@@ -9,7 +9,6 @@ E u and sd u are sums over the nodes of Gauss and Legendre on [-10, 0] and [0, 1
 may be bent at 0 alone, and has its singularities off the real line: the sums are exact to rounding.
 """
 
-import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -21,7 +20,7 @@ from torch import Tensor
 from torchngvi.arguments import read_flag
 from torchngvi.errors import InputError, PairError
 from torchngvi.interfaces import Coordinates
-from torchngvi.numerics.arrays import tracked, writable
+from torchngvi.numerics.arrays import remembered, tracked, writable
 from torchngvi.numerics.linalg import eigh
 from torchngvi.posteriors.conversions import ConvertibleGaussian
 from torchngvi.posteriors.shapes import ProbedPosterior, Shape, normal
@@ -159,7 +158,7 @@ def _nodes_of_curves(phi: Tensor) -> tuple[Tensor, Tensor]:
     return xi.expand(-1, *phi.shape[:-1]), weights
 
 
-@functools.cache
+@remembered
 def _halves(half: int = 56, end: float = 10.0) -> tuple[Tensor, Tensor]:
     """By the rule of Gauss and Legendre on [-end, 0] and [0, end], in float64 (Golub and Welsch 1969)."""
     k = torch.arange(1, half, dtype=torch.float64, device="cpu")
