@@ -99,7 +99,7 @@ _MERGED: dict[str, str] = {
     "numerics.arrays": "host inference_mode versions",
     "numerics.gaussian_integrals": "logistic self_concordance",
     "numerics.kernels": "compiling",
-    "numerics.linalg": "least_squares",
+    "numerics.linalg": "least_squares small_blocks",
     "numerics.special": "gamma_functions gauss_hermite normal_tail",
     "optim.evaluating": "watching base cache notices pairs records state",
     "optim.optimizer": "averaged gradients trial",
