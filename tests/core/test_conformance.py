@@ -115,7 +115,16 @@ STRUCTURES = {structure: [structure] for structure in exported(structures, Patte
     Forest: [Forest((2, 2, 3, -1), (1, 2, 1, 2)), arrow(groups=3, local=2, globals=2)],
     UnequalBlocks: [UnequalBlocks((1, 2, 1, 2)), UnequalBlocks((2, 1, 3))],
 }
-OVER = [first if isinstance(first, Pattern) else first(6) for first, *_ in (*STRUCTURES.values(), [ScalarArrow])]
+
+
+def of_six(first):
+    try:
+        return first if isinstance(first, Pattern) else first(6)
+    except TypeError as error:
+        raise TypeError(f"{first.__name__} has more sizes than one: it needs a line in STRUCTURES above") from error
+
+
+OVER = [of_six(first) for first, *_ in (*STRUCTURES.values(), [ScalarArrow])]
 POSTERIORS = {
     CholeskyGaussian: [
         functools.partial(CholeskyGaussian, structure=structure)
@@ -232,6 +241,16 @@ def test_the_exported_rules_are_all_parts():
 @pytest.mark.parametrize("structure", [ScalarArrow, ScalarArrow(1), ScalarArrow(2)])
 def test_a_third_partys_structure(structure):
     check_structure(structure)
+
+
+def test_a_structure_of_several_sizes_is_given_as_a_pattern():
+    sentence = (
+        "EqualBlocks: a call with one number (has it several sizes? check a pattern, as X(3, 2)) raised TypeError"
+    )
+    with pytest.raises(AssertionError, match=re.escape(sentence)):
+        check_structure(EqualBlocks)
+    with pytest.raises(TypeError, match="EqualBlocks has more sizes than one: it needs a line in STRUCTURES"):
+        of_six(EqualBlocks)
 
 
 def test_a_third_partys_momentum():

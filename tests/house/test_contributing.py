@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 import pathlib
 import re
 import sys
@@ -19,6 +20,14 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
 
 def as_module(path):
     return path.removesuffix(".py").replace("/", ".")
+
+
+def follow(path, source, monkeypatch):
+    """The module that the text has written."""
+    module = types.ModuleType(as_module(path))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(source, path, "exec"), vars(module))
+    return module
 
 
 def test_what_is_explained():
@@ -40,12 +49,29 @@ def test_a_worked_example(title, monkeypatch):
     folder = importlib.import_module(as_module(path).rpartition(".")[0])
     taken = {as_module(path).rpartition(".")[2], *(node.name for node in public if isinstance(node, ast.ClassDef))}
     assert written.exists() or not taken & set(vars(folder))  # the export would hide something
-    module = types.ModuleType(as_module(path))
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(source, path, "exec"), vars(module))
+    follow(path, source, monkeypatch)
     [check] = [block for block in BLOCK.findall(SECTIONS[title]) if block != source]
     assert "check_" in check
     exec(compile(check, "CONTRIBUTING.md", "exec"), {})
+
+
+@pytest.mark.parametrize("title", [title for title in SECTIONS if title != "Add a structure"])
+def test_a_printed_row(title, monkeypatch):
+    """The lines that go to the end of a generator of `test_printed_values` hold the part."""
+    monkeypatch.syspath_prepend(ROOT / "tests" / "core")
+    table, [(path, source)] = importlib.import_module("test_printed_values"), FILE.findall(SECTIONS[title])
+    module, rest = follow(path, source, monkeypatch), BLOCK.sub("", SECTIONS[title])
+    [part] = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+    folder = importlib.import_module(module.__name__.rpartition(".")[0])
+    monkeypatch.setattr(folder, part, getattr(module, part), raising=False)
+    [name], lines = re.findall(r"`(printed_\w+)`", rest), "".join(re.findall(r"^ {4}.*\n", rest, re.M))
+    [hold] = re.findall(rf'^enter\("\w+", {name}, (\w+)\)', inspect.getsource(table), re.M)
+    space = dict(vars(table))
+    exec(inspect.getsource(space[name]) + lines, space)
+    *_, last = space[name]()
+    assert type(last[0]) is getattr(module, part)
+    monkeypatch.setitem(table.ROWS, part, lambda: space[hold](*last))
+    table.check_values(part)
 
 
 def test_the_arrow_is_that_of_the_tests():

@@ -172,7 +172,7 @@ class MixedModel(TableModel):
         X: Any,
         y: Any,
         random: Any = None,
-        family: str | Family | Likelihood = "bernoulli",
+        family: str | Family | GaussianNoise | NegativeBinomial | StudentT = "bernoulli",
         *,
         priors: Mapping[str, Any] | str | None = None,
         weights: Any = None,
@@ -188,7 +188,7 @@ class MixedModel(TableModel):
 def regression(
     formula: str,
     frame: Any,
-    family: str | Family | Likelihood | None = None,
+    family: str | Family | GaussianNoise | NegativeBinomial | StudentT | None = None,
     *,
     priors: Mapping[str, Any] | str | None = None,
     weights: str | Any = None,
@@ -266,7 +266,9 @@ def _family(family: Any) -> Family:
             return Held(family_of("student_t"), {"scale": family.scale})
         case Likelihood():
             raise InputError(
-                f"a table takes a family by its name, or a torchngvi.tables.Family; got {type(family).__name__}."
+                f"a table takes a family by its name, or a torchngvi.tables.Family; got {type(family).__name__}. Of "
+                "torchngvi.models it takes GaussianNoise, NegativeBinomial and StudentT with dof=4; others are written "
+                "as docs/how-to/tables.md#a-family-of-your-own says."
             )
     return family_of(family)
 

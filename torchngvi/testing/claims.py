@@ -428,7 +428,9 @@ def check_structure(structure: Pattern | Callable[[int], Pattern]) -> None:
     >>> check_structure(Dense)
     >>> check_structure(block_diagonal([1, 2, 1]))
     """
-    pattern = structure if isinstance(structure, Pattern) else structure(SIZE)
+    called = Claim(getattr(structure, "__name__", kind(structure)), f"D = {SIZE}")
+    with called.works("a call with one number (has it several sizes? check a pattern, as X(3, 2))"):
+        pattern = structure if isinstance(structure, Pattern) else structure(SIZE)
     claim = Claim(kind(pattern))
     claim.holds(isinstance(pattern, Pattern), "a structure must be a torchngvi.structures.Pattern")
     with claim.at("D = " + str(pattern.dim)).works("positions()"):
