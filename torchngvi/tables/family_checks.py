@@ -61,7 +61,9 @@ def check_family(
     if y is not None:
         ones = torch.ones_like(y[0], dtype=torch.float64)
         family = family.settled(y, ones, 0 * ones)
-    _Check(family, y, extra, draws, seed).run()
+    check = _Check(family, y, extra, draws, seed)
+    for part in (check._shapes, check._sum, check._derivatives, check._mean, check._score, check._parameters):
+        part()
 
 
 class _Check:
@@ -80,15 +82,6 @@ class _Check:
         self.eta = torch.linspace(-1.2, 1.2, 5, dtype=torch.float64, device="cpu")
         size = (3, len(family.parameters))
         self.phi = 0.3 * torch.randn(size, generator=self.generator, dtype=torch.float64, device="cpu")
-
-    def run(self) -> None:
-        """Run all checks."""
-        self._shapes()
-        self._sum()
-        self._derivatives()
-        self._mean()
-        self._score()
-        self._parameters()
 
     def _wrong(self, what: str, advice: str) -> InputError:
         return InputError(f"{what.replace('{}', f'the {self.family.name} family')} {advice}")

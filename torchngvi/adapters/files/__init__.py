@@ -186,9 +186,7 @@ class Npy(Reader):
                 shape = "a matrix, one row an observation" if name == "X" else f"one number for each of {want[0]} rows"
                 raise InputError(f"{str(given[name])!r} must hold {shape}; got shape {array.shape}.")
         count = design.shape[0]
-        self.chunks = [
-            Chunk(str(X), 0, start, min(rows, count - start)) for start in range(0, count, checked_rows(rows))
-        ]
+        self.chunks = [Chunk(str(X), 0, start, min(rows, count - start)) for start in range(0, count, rows)]
 
     def read(self, chunk: Chunk) -> Batch:
         """Read one batch."""
