@@ -173,18 +173,6 @@ def derivative(function: Callable[[float], Tensor], step: float = 5e-5) -> Tenso
     return torch.stack(list(terms)).sum(0) / (12 * step)
 
 
-def integral(
-    density: Callable[[Tensor], Tensor],  # y (*batch, points) -> p(y)
-    centre: Tensor,  # (*batch, 1), on both sides of which the points are dense, where y may have either sign
-    takes: Callable[[float], bool] = math.isfinite,
-) -> Tensor:  # (*batch,)
-    """Integrate a density over the numbers that are taken: all, the positive ones or those between 0 and 1."""
-    x = torch.linspace(-40.0, 40.0, 80_001, dtype=DTYPE)
-    y, slope = (x.exp(), x.exp()) if takes(2.0) else (x.sigmoid(), x.sigmoid() * (-x).sigmoid())
-    heights = density(centre + y) + density(centre - y) if takes(-1.0) else density(y)
-    return 0.001 * (heights * slope).sum(-1)
-
-
 def matvec(matrix: Tensor, x: Tensor) -> Tensor:
     """Multiply vectors by matrices, A x, with samples on the left of the batch."""
     return torch.einsum("...ij,...j->...i", matrix, x)
