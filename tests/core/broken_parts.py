@@ -92,12 +92,12 @@ class HoldsWithOne(Dense):
 
 
 @dataclass(frozen=True)
-class RegularWithOne(Dense):
-    """A root with one entry on the diagonal passes for regular."""
+class RegularByItsFirst(Dense):
+    """A root whose first entry is not 0 passes for regular."""
 
     def positive_root(self, root):
         turned, _ = super().positive_root(root)
-        return turned, root.isfinite().all((-2, -1)) & (self.diagonal(root)[..., 1:] != 0).any(-1)
+        return turned, root.isfinite().all((-2, -1)) & (self.diagonal(root)[..., 0] != 0)
 
 
 @dataclass(frozen=True)

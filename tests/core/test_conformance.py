@@ -271,7 +271,7 @@ BROKEN = [
         broken.HoldsWithOne,
         "a failed cholesky must be told member by member, of a definite, a negative,",
     ),
-    (check_structure, broken.RegularWithOne, "positive_root must tell which members are regular and finite"),
+    (check_structure, broken.RegularByItsFirst, "positive_root must tell which members are regular and finite"),
     (check_structure, broken.DoubleRoot, "cholesky of float32 must be that of float64; its dtype must be"),
     (check_structure, broken.DoubleExponential, "exp of float32 must be that of float64; its dtype must be"),
     (check_structure, broken.Banded, "products L M of two roots must have no entry outside its positions"),
