@@ -11,10 +11,13 @@ from arrow import ScalarArrow
 
 from torchngvi.expectations import Fixed, Independent, PerFactor, Quadrature, SampleAverage, Stein
 from torchngvi.expectations.flat import Pathwise, _constants, _packet, _Scored
+from torchngvi.fitting import Evaluations
+from torchngvi.fitting.steps import Steps
 from torchngvi.interfaces import Bent, Coordinates, Cost, Momentum, Rule, StepSize, Tangent
+from torchngvi.methods import Snngm
 from torchngvi.metrics import Adam as AdamMetric
 from torchngvi.metrics import BatchFisher, Exact, Identity, Recursive, Window
-from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, PoissonLog, StudentT
+from torchngvi.models import BernoulliLogit, BernoulliProbit, GaussianNoise, Likelihood, LogJoint, PoissonLog, StudentT
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.posteriors.flat import Beta
 from torchngvi.rules import NaturalGradient, NormalizedMomentum, QuasiNewton, RootGradient
@@ -594,3 +597,72 @@ class LeavesTheManifold(Identity):
         bent, state = super().bent(q, gradient, state, at)
         step = torch.where(gradient.a == 0, gradient.a, gradient.a + 0.01)
         return Bent(bent.local._replace(a=step), (step * gradient.a).sum(-1)), state
+
+
+class OppositeEntropy(Steps):
+    """An engine whose loss has the entropy with the other sign."""
+
+    def __init__(self, log_joint):
+        q = CholeskyGaussian(2, dtype=torch.float64)
+        super().__init__(q, LogJoint(log_joint), Snngm(q, lr=0.05, estimator=Stein(8)), Evaluations(50))
+
+    def advance(self):
+        standing = super().advance()
+        return standing._replace(loss=standing.loss + 2 * self.q.entropy().detach())
+
+
+class NothingSpent(OppositeEntropy):
+    """It says that a run has cost nothing."""
+
+    def advance(self):
+        return Steps.advance(self)._replace(spent=(0, 0))
+
+
+class HalfOfTheGradients(OppositeEntropy):
+    """It counts one gradient for two."""
+
+    def advance(self):
+        standing = Steps.advance(self)
+        evaluations, gradients = standing.spent
+        record = standing.record._replace(gradients=gradients // 2)
+        return standing._replace(record=record, spent=(evaluations, gradients // 2))
+
+
+class ForgetsItsOptimizer(OppositeEntropy):
+    """Its state is without a part on which the rest of a run depends."""
+
+    advance = Steps.advance
+
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "optimizer": self.optimizer.state_dict()})
+
+
+class ForgetsAThing(ForgetsItsOptimizer):
+    """Its state is without a part that only the end reads."""
+
+    def load_state_dict(self, state):
+        Steps.load_state_dict(self, {**state, "first_loss": None})
+
+
+class PutsNothing(ForgetsItsOptimizer):
+    """It leaves q where it is when it is put into a state."""
+
+    def load_state_dict(self, state):
+        Steps.load_state_dict(self, {**state, "posterior": self.q.state_dict()})
+
+
+class SetsNoMark(ForgetsItsOptimizer):
+    """It does not say from where a run can be gone on with."""
+
+    def advance(self):
+        standing, self.marked = Steps.advance(self), None
+        return standing
+
+
+class NeverGoesBack(OppositeEntropy):
+    """An interrupt leaves q in the middle of a step."""
+
+    advance = Steps.advance
+
+    def go_back(self, coordinates):
+        pass

@@ -8,12 +8,25 @@ import broken_parts as broken
 import pytest
 import torch
 from arrow import ScalarArrow
+from torch.distributions import Gamma as GammaLaw
+from torch.distributions import Normal
 
-from torchngvi import expectations, ifvb, metrics, models, momentum, posteriors, rules, stepsizes, structures
+from torchngvi import VN, expectations, ifvb, metrics, models, momentum, posteriors, rules, stepsizes, structures
 from torchngvi.expectations import Fixed, Independent, flat
+from torchngvi.fitting import Evaluations
+from torchngvi.fitting.fit import ENGINES, Request
+from torchngvi.fitting.steps import ChunkedSteps
 from torchngvi.interfaces import Acceleration, Estimator, Metric, Momentum, Posterior, Rule, StepSize
 from torchngvi.models import Likelihood
-from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian, NaturalGaussian, PrecisionCholeskyGaussian
+from torchngvi.models.log_joint import as_target
+from torchngvi.posteriors import (
+    CholeskyGaussian,
+    DiagonalGaussian,
+    Mixture,
+    NaturalGaussian,
+    PrecisionCholeskyGaussian,
+    Product,
+)
 from torchngvi.posteriors.flat import (
     AffineCoupling,
     Beta,
@@ -38,6 +51,7 @@ from torchngvi.rules import QuasiNewton
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, Pattern, UnequalBlocks, arrow
 from torchngvi.testing import (
     check_acceleration,
+    check_engine,
     check_estimator,
     check_flat_posterior,
     check_likelihood,
@@ -186,6 +200,100 @@ LIKELIHOODS = {  # with targets that they can produce
 }
 
 
+X = torch.randn(40, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+Y = (X.sum(-1) + X.roll(1, 0).sum(-1) > 0).double()
+REGRESSION, REGRESSIONS = (
+    models.GeneralizedLinear(X, Y),
+    models.GeneralizedLinear(X, torch.stack([Y, 1 - Y, Y.flip(0)])),
+)
+MIXED = models.MixedLogJoint(X, Y, (X[:, :1], torch.arange(40) % 8), "bernoulli_logit")
+GRAPH = models.FactorGraph(
+    [
+        models.SiteFactor(lambda m, t: Normal(m, t.rsqrt()).log_prob(Y), "mu", "tau", plates=(40,)),
+        models.SiteFactor(lambda m, t: Normal(0.0, (0.5 * t).rsqrt()).log_prob(m), "mu", "tau"),
+        models.SiteFactor(GammaLaw(numbers([1.5])[0], 0.7).log_prob, "tau"),
+    ]
+)
+
+
+def log_joint_of_graph(values):
+    mu, tau = values["mu"], values["tau"]
+    return Normal(mu, tau.rsqrt()).log_prob(Y).sum(-1) + (
+        Normal(0.0, (0.5 * tau).rsqrt()).log_prob(mu) + GammaLaw(numbers([1.5])[0], 0.7).log_prob(tau)
+    ).squeeze(-1)
+
+
+def gaussian(*batch, **options):
+    return CholeskyGaussian(2, batch, dtype=torch.float64, **options)
+
+
+def engine_of(word, make, target=None, optimizer=None, groups=None):
+    """A factory of the engine of a row of `ENGINES`, for the log joint that it is given or a target of its own."""
+
+    def factory(log_joint):
+        q = make()
+        steps = None if optimizer is None else optimizer(q)
+        request = Request(q, as_target(target or log_joint), steps, None, 100, None, None, groups, False)
+        return request.engine(word)[0]
+
+    return factory
+
+
+def product():
+    return Product(mu=CholeskyGaussian(1, dtype=torch.float64), tau=Gamma(numbers([1.0, 1.0])))
+
+
+def chunks(log_joint):
+    return ChunkedSteps(q := gaussian(3), REGRESSIONS, VN(q), Evaluations(100), 2)
+
+
+ENGINE_PARTS = {  # a factory for each row of `ENGINES`, with the arguments of the check
+    "averages": [(engine_of("averages", gaussian), {})],
+    "chunks": [
+        (engine_of("chunks", lambda: gaussian(3), REGRESSIONS), {"log_joint": REGRESSIONS.log_joint}),
+        (chunks, {"log_joint": REGRESSIONS.log_joint}),
+    ],
+    "flat": [
+        (engine_of("flat", FLAT_POSTERIORS[MeanFieldGaussian][0]), {}),
+        (engine_of("flat", FLAT_POSTERIORS[Gamma][0]), {"log_joint": lambda x: (x.sin() - x)[..., 0]}),
+    ],
+    "groups": [
+        (
+            engine_of("groups", MIXED.posterior, MIXED, groups=3),
+            {"log_joint": MIXED.log_joint, "posterior": lambda engine: engine.whole},
+        )
+    ],
+    "mixture": [(engine_of("mixture", lambda: Mixture(gaussian(2, mean=numbers([0.0, 0.0], [1.0, 1.0])))), {})],
+    "product": [
+        (
+            engine_of(
+                "product",
+                lambda: Product(mu=CholeskyGaussian(1, dtype=torch.float64), tau=Gamma(numbers([1.0, 1.0]))),
+                GRAPH,
+            ),
+            {"log_joint": log_joint_of_graph},
+        )
+    ],
+    "steps": [
+        (engine_of("steps", gaussian, optimizer=lambda q: VN(q, lr=0.1, estimator=expectations.Stein(8))), {}),
+        (engine_of("steps", gaussian, REGRESSION), {"log_joint": REGRESSION.log_joint}),
+    ],
+    "warped": [(engine_of("warped", lambda: gaussian().warped()), {})],
+}
+
+
+@pytest.mark.parametrize("word", ENGINE_PARTS)
+def test_every_engine_passes_its_check(word):
+    for factory, options in ENGINE_PARTS[word]:
+        check_engine(factory, **options)
+
+
+def test_every_engine_is_checked():
+    missing = ", ".join(set(ENGINES) - set(ENGINE_PARTS))
+    assert not missing, f"{missing}: name it in ENGINE_PARTS above, with a factory; see CONTRIBUTING.md"
+    assert set(ENGINE_PARTS) == set(ENGINES)
+
+
 def check_posterior_of_six(factory):
     check_posterior(factory, dim=6)
 
@@ -321,6 +429,14 @@ BROKEN = [
     (check_metric, broken.TakesAnyShape, "a gradient of another shape must be refused by an InputError"),
     (check_metric, broken.WrongSlope, "slope must be ⟨∇L, B∇L⟩; it is off by"),
     (check_metric, broken.LeavesTheManifold, "its direction must lie on the manifold of q; it is off by"),
+    (check_engine, broken.OppositeEntropy, "the loss must be minus the ELBO at q; it is off by"),
+    (check_engine, broken.NothingSpent, "`spent` must be the evaluations and gradients so far; it is (0, 0)"),
+    (check_engine, broken.HalfOfTheGradients, "it must count 8 gradients and values, not 4"),
+    (check_engine, broken.ForgetsItsOptimizer, "a run must go on from its state_dict, bit for bit"),
+    (check_engine, broken.ForgetsAThing, "a run must go on from its state_dict, to the same state_dict"),
+    (check_engine, broken.PutsNothing, "load_state_dict must put q where the run was marked"),
+    (check_engine, broken.SetsNoMark, "advance must call self.mark() before it evaluates"),
+    (check_engine, broken.NeverGoesBack, "go_back must put q where `here` was called"),
     (check_likelihood, broken.SaysConvex, "`convex` is said, so β = E[f''] must not be negative"),
     (check_likelihood, broken.StiffCurvature, "`convex` is said, so β must be differentiable in e; it is off by"),
     (check_likelihood, broken.WrongCurvature, "the curvature of expected must be 2 ∂F/∂v of its value; it is off by"),

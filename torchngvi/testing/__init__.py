@@ -9,12 +9,14 @@ the same result at each call, since what it draws comes from seeds of its own.
 """
 
 from torchngvi.testing.claims import check_structure
+from torchngvi.testing.engines import check_engine
 from torchngvi.testing.estimators import check_estimator, check_likelihood
 from torchngvi.testing.parts import check_acceleration, check_metric, check_momentum, check_rule, check_step_size
 from torchngvi.testing.posteriors import check_exponential_family, check_flat_posterior, check_posterior
 
 __all__ = [
     "check_acceleration",
+    "check_engine",
     "check_estimator",
     "check_exponential_family",
     "check_flat_posterior",
