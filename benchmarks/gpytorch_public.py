@@ -1,27 +1,22 @@
 """Public questions about sparse GPs in GPyTorch, rebuilt on data of our own: Adam, NGD and ours in one run.
 
-    python benchmarks/gpytorch_public.py [--only 1 6b ...] [--steps 200] [--log gpytorch_public.jsonl]
+    python -m benchmarks.gpytorch_public [--only 1 6b ...] [--steps 200] [--log gpytorch_public.jsonl]
 
 Every situation is a function with the address of its question.  Adam moves everything at .03; NGD takes steps of .1
 beside Adam; ours is `train_svgp`, or where it refuses a model a loop of `natural_optimizer` beside Adam, as many steps.
-A cell has the score with the verdict: "right" where the score is within the bound of the situation, "refused" where a
-sentence was raised, "told" where a wrong end was said in the result or in a warning, "wrong" elsewhere.  The log has a
-line for each cell; a run that was stopped goes on.
+The verdicts are those of `benchmarks.public`.
 """
 
-import argparse
-import json
 import math
-import time
 import warnings
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import gpytorch as gp
 import torch
 from linear_operator import to_linear_operator
 
+from benchmarks.public import End, Questions
 from torchngvi.adapters.gpytorch import (
     NaturalGradientVariationalDistribution,
     condition,
@@ -29,7 +24,7 @@ from torchngvi.adapters.gpytorch import (
     refine_svgp,
     train_svgp,
 )
-from torchngvi.errors import InputError, PairError
+from torchngvi.errors import PairError
 
 v, K, L = gp.variational, gp.kernels, gp.likelihoods
 KINDS = {
@@ -37,7 +32,6 @@ KINDS = {
     "NGD": v.NaturalVariationalDistribution,
     "ours": NaturalGradientVariationalDistribution,
 }
-SITUATIONS: dict[str, tuple[str, str, Callable[..., Any]]] = {}
 
 
 class Problem(NamedTuple):
@@ -52,14 +46,6 @@ class Problem(NamedTuple):
     objective: Any = gp.mlls.VariationalELBO
     how: Callable[["Problem", str, int], None] | None = None  # in the place of the usual ways
     learn: bool = True  # hyper-parameters too
-
-
-def situation(name: str, address: str):
-    def kept(function):
-        SITUATIONS[name] = (address, function.__doc__.strip().rstrip("."), function)
-        return function
-
-    return kept
 
 
 class Model(gp.models.ApproximateGP):
@@ -132,24 +118,14 @@ def run(problem, method, steps):
     return "a constant function" if result.found == "constant" else ""
 
 
-def cell(name, method, steps):
-    """The score of a method, its verdict, and the processor seconds."""
-    torch.manual_seed(0)
-    start = time.process_time()
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        try:
-            problem = SITUATIONS[name][2](KINDS[method])
-            note = run(problem, method, steps)
-            score = float(problem.score())
-            ends = score <= problem.right
-            told = "constant" in note or any(w.category.__module__ == "torchngvi.errors" for w in said)
-            verdict = "right" if ends else "told" if told and method == "ours" else "wrong"
-        except (InputError, PairError) as error:
-            score, verdict, note = math.nan, "refused", str(error)
-        except Exception as error:
-            score, verdict, note = math.nan, "wrong", type(error).__name__
-    return {"score": score, "verdict": verdict, "note": note, "seconds": time.process_time() - start}
+def play(make, method, steps):
+    problem = make(KINDS[method])
+    note = run(problem, method, steps)
+    return End(float(problem.score()), problem.right, note, "constant" in note)
+
+
+QUESTIONS = Questions(KINDS, play)
+situation = QUESTIONS.situation
 
 
 # --------------------------------------------------------------------------------------- the situations
@@ -595,57 +571,8 @@ def nodes(kind):
     return regression(kind, x, f, 0.2, 20, K.ScaleKernel(Nodes()), 0.065, learn_inducing_locations=False)
 
 
-# --------------------------------------------------------------------------------------- the table
-
-
-def read(log):
-    """The cells of a log; a line that was cut off is none."""
-    cells = {}
-    for line in log.read_text().splitlines() if log.exists() else ():
-        try:
-            kept = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        cells[kept["situation"], kept["method"], kept["steps"]] = kept
-    return cells
-
-
 def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="*", default=list(SITUATIONS))
-    parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--log", type=Path, default=Path("gpytorch_public.jsonl"))
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    lines = ["| # | question | " + " | ".join(KINDS) + " |", "|---|---|" + "---|" * len(KINDS)]
-    counts = {method: {} for method in KINDS}
-    for name in options.only:
-        address, what, _ = SITUATIONS[name]
-        shown = []
-        for method in KINDS:
-            cells = read(options.log)
-            found = cells.get((name, method, options.steps))
-            if found is None:
-                found = {
-                    "situation": name,
-                    "method": method,
-                    "steps": options.steps,
-                    **cell(name, method, options.steps),
-                }
-                with options.log.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
-            verdict, note = found["verdict"], found["note"]
-            counts[method][verdict] = counts[method].get(verdict, 0) + 1
-            value = "" if math.isnan(found["score"]) else f"{found['score']:.3g}, "
-            extra = f" ({note})" if note and verdict != "refused" else ""
-            shown.append(f"{value}{verdict}{extra}, {found['seconds']:.1f} s")
-        lines.append(f"| {name} | {what} ({address}) | " + " | ".join(shown) + " |")
-        print(lines[-1], flush=True)
-    for method, verdicts in counts.items():
-        print(
-            f"{method}: " + ", ".join(f"{number} {verdict}" for verdict, number in sorted(verdicts.items())), flush=True
-        )
-    return lines
+    return QUESTIONS.main(__doc__, "gpytorch_public.jsonl", arguments, steps=200)
 
 
 if __name__ == "__main__":

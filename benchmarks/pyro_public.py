@@ -266,7 +266,7 @@ def run_chains(names: list[str], seconds: float, draws: int) -> None:
             keep(TRUTHS, name, truth, density)
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--log", type=Path, required=True, help="a file of JSON lines, which is gone on with")
     parser.add_argument("--only", nargs="+", choices=MODELS, default=list(MODELS))
@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--chains", type=float, default=0.0, help="seconds of CPU for a chain; 0 runs none")
     parser.add_argument("--draws", type=int, default=300, help="of a chain, after its warm-up")
     parser.add_argument("--report", action="store_true", help="only print the table")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     if args.chains:

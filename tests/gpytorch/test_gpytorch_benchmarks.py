@@ -138,7 +138,7 @@ def test_where_the_one_call_begins(module, toy, capsys):
 def test_public_situations(tmp_path, capsys, monkeypatch):
     """A line for each situation, and a log that goes on; every verdict is given."""
     public = runpy.run_path(str(BENCHMARKS / "gpytorch_public.py"))
-    assert {"1", "6b", "22", "30"} <= set(public["SITUATIONS"])
+    assert {"1", "6b", "22", "30"} <= set(public["QUESTIONS"].situations)
     log = tmp_path / "log.jsonl"
     few = ["--only", "15", "21b", "--steps", "3", "--log", str(log)]
     lines = public["main"](few)
