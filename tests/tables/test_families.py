@@ -618,6 +618,28 @@ class Trap(Poisson):
         return Family.jet(self, eta, y, phi)
 
 
+class Overflows(Poisson):
+    """A term whose exponential is no number far out."""
+
+    power = 20.0
+
+    def log_prob(self, eta, y, phi):
+        return super().log_prob(eta, y, phi) + 0 * torch.exp(self.power * eta)
+
+
+class OverflowsFurtherOut(Overflows):
+    """The same, further out."""
+
+    power = 2.0
+
+
+class Double(Poisson):
+    """A density of another dtype."""
+
+    def log_prob(self, eta, y, phi):
+        return super().log_prob(eta, y, phi).double()
+
+
 class Scaled(NegativeBinomial):
     """A natural value without its Jacobian."""
 
@@ -695,6 +717,9 @@ class Nameless(Family):
         (Unbroadcast, ("log_prob", "poisson")),
         (Detached, ("slope in η", "differs")),
         (Trap, ("slope in η", "not finite")),
+        (Overflows, ("log_prob of the poisson family", "not finite at |η| = 40")),
+        (OverflowsFurtherOut, ("log_prob of the poisson family at |η| = 700 is NaN",)),
+        (Double, ("log_prob of the poisson family of float32 is of torch.float64",)),
         (Scaled, ("log_jacobian",)),
         (Peaked, ("concave",)),
         (Few, ("parameter_prior",)),

@@ -39,7 +39,8 @@ class Family(ABC):
 
     A family of your own says `log_prob`, `mean` and `draw`, its name and link, and the parameters that it has besides
     the linear predictor; `torchngvi.tables.family_checks.check_family` then compares these with one another.  The rest
-    has defaults.
+    has defaults.  One of the library is held to more: value and two derivatives are finite to |η| = 700, log Γ is taken
+    once a row, and `start` is within 0.25 nats a row of the truth.
 
     Attributes:
         name: as users write it.

@@ -26,10 +26,11 @@ def check_family(
 ) -> None:
     """Check that the parts of a family agree with one another, before it is used; nothing is returned.
 
-    Shapes broadcast; the density sums to 1 (integrates to 1 between the bounds); derivatives are finite and those of
-    finite differences; outcomes that are drawn are accepted, have `Family.mean` for their average, and 0 for that of
-    the slopes of their log density; ``concave`` is true; `Family.log_jacobian` is that of `Family.natural`; starts and
-    priors are as many as the parameters.
+    Shapes broadcast; the density sums to 1 (integrates to 1 between the bounds); derivatives are those of finite
+    differences, and finite to |η| = 40, and log densities numbers or -inf to |η| = 700; float32 stays float32; outcomes
+    that are drawn are accepted, have `Family.mean` for their average, and 0 for that of the slopes of their log
+    density; ``concave`` is true; `Family.log_jacobian` is that of `Family.natural`; starts and priors are as many as
+    the parameters.
 
     Args:
         family: an object of your class.
@@ -62,7 +63,8 @@ def check_family(
         ones = torch.ones_like(y[0], dtype=torch.float64)
         family = family.settled(y, ones, 0 * ones)
     check = _Check(family, y, extra, draws, seed)
-    for part in (check._shapes, check._sum, check._derivatives, check._mean, check._score, check._parameters):
+    parts = (check._shapes, check._sum, check._derivatives, check._mean, check._score, check._parameters, check._far)
+    for part in parts:
         part()
 
 
@@ -212,6 +214,24 @@ class _Check:
                     f"{{}} says that log_prob is concave in η, but its second derivative is {-float(least):.3g};",
                     "leave concave = False.",
                 )
+
+    def _far(self) -> None:
+        """Far out value and derivatives are finite, further out there are densities, and float32 stays float32."""
+        eta, beside = self.eta[:, None].expand(-1, 3), self._beside(self.eta[:, None])
+        y = (self._call("draw", eta, self.phi, self.generator, tuple(b.expand_as(eta) for b in beside)), *beside)
+        side, phi = eta.new_tensor([-1.0, 1.0])[:, None, None].expand(-1, *eta.shape), self.phi.clone().requires_grad_()
+        at = (40 * side).requires_grad_()
+        slopes = torch.autograd.grad(self._call("log_prob", at, y, phi).sum(), (at, phi), materialize_grads=True)
+        if not all(bool(part.isfinite().all()) for part in (*slopes, *self._call("jet", 40 * side, y, self.phi))):
+            raise self._wrong(
+                "log_prob of {} or a derivative is not finite at |η| = 40;", "there e^η is 2e17 or 4e-18."
+            )
+        value = self._call("log_prob", 700 * side, y, self.phi)
+        if bool(value.isnan().any()) or bool((value > (1e-12 if self.family.discrete else torch.inf)).any()):
+            raise self._wrong("log_prob of {} at |η| = 700 is NaN or no probability;", "-inf is the least of use.")
+        single = self._call("log_prob", eta.float(), tuple(part.float() for part in y), self.phi.float())
+        if single.dtype != torch.float32:
+            raise self._wrong(f"log_prob of {{}} of float32 is of {single.dtype};", "make constants by eta.new_tensor.")
 
     def _same(self, what: str, found: Tensor, expected: Tensor) -> None:
         if not bool(found.isfinite().all()):
