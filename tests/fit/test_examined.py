@@ -493,5 +493,5 @@ def test_what_leaves_no_doubt(own, wide, nats, fits):
     """k-hat of the draws of q alone does not count, that of the wider proposal does, and so do nats."""
     zero, one = torch.zeros(2, dtype=F64), torch.ones(2, dtype=F64)
     corrected = Corrected(zero, one, 0.01 * one, 0.01 * one, wide, 900.0, zero)
-    sampled = Sampled(corrected, Quality(own, 500.0, nats, 0.0), 1024)
+    sampled = Sampled(corrected, Quality(0.0, math.nan, math.nan, 500.0, own, nats), 1024)
     assert plain(Marginals(zero, one), sampled) == fits

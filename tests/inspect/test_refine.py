@@ -480,6 +480,16 @@ def test_a_refinement_is_pickled_and_drawn_from(kind):
         refined.sample((7,))
 
 
+def test_pickles_of_0_2_say_how_near_a_density_is():
+    """The classes of 0.2 had these numbers, in this order: of a candidate, and of the draws of q in a verdict."""
+    near = pickle.loads(b"ctorchngvi.refinement.fan\nQuality\n(F-1.5\nF0.1\nF-1.25\nF900.0\nF0.25\nt\x81.")
+    assert (near.elbo, near.error, near.log_evidence, near.effective, near.k_hat) == (-1.5, 0.1, -1.25, 900.0, 0.25)
+    assert near.worth == "worth 900 of 1024 draws, k-hat 0.25"
+    own = pickle.loads(b"ctorchngvi.diagnostics.importance\nFromQ\n(F0.25\nF900.0\nF0.125\nF-1.5\nt\x81.")
+    assert (own.k_hat, own.effective, own.nats, own.elbo) == (0.25, 900.0, 0.125, -1.5)
+    assert pickle.loads(pickle.dumps(own))[3:6] == own[3:6]
+
+
 @pytest.mark.filterwarnings("ignore:refine, importance")
 def test_what_is_returned_can_be_saved(tmp_path):
     q = gaussian(*best_of_funnel(1.5, 3))

@@ -363,7 +363,7 @@ def sampled_of(log_sd, shift=0.0, k_hat=0.3, effective=3000.0, own=None, first=0
     error = torch.full((2,), 0.05)
     own = None if own is None else torch.tensor([math.nan, own])
     corrected = Corrected(mean, sd, error * sd, error, k_hat, effective, own)
-    return Sampled(corrected, Quality(0.2, 900.0, 0.1, -1.0), 4096)
+    return Sampled(corrected, Quality(-1.0, math.nan, math.nan, 900.0, 0.2, 0.1), 4096)
 
 
 def shape_of(log_sd, confirmed=False, singular=False, tails=0.0, first=0.0):

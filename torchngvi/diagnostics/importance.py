@@ -7,7 +7,7 @@ proposal that is wider than q where linear response is.
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -281,13 +281,13 @@ class Corrected(NamedTuple):
 class Quality(NamedTuple):
     """How near a density comes to p^(1/γ), by importance weights w = p^(1/γ)/q at its own draws."""
 
-    k_hat: float
-    effective: float  # what the smoothed weights are worth, of so many draws
-    nats: float  # ½ var(log w), about KL(q‖p)
     elbo: float  # mean of log w, in nats at temperature 1; -∞ where a draw has no finite log joint
-    error: float = math.nan  # its standard error
-    log_evidence: float = math.nan  # log of the mean of w
-    draws: int = 0
+    error: float  # its standard error
+    log_evidence: float  # log of the mean of w
+    effective: float  # what the smoothed weights are worth, of so many draws
+    k_hat: float
+    nats: float = math.nan  # ½ var(log w), about KL(q‖p); not there where a pickle of 0.2 is read, as are the draws
+    draws: int = 1024
 
     @property
     def worth(self) -> str:
@@ -304,7 +304,15 @@ class Quality(NamedTuple):
             error = float(log_weights.std()) / math.sqrt(count)
         effective = (draws or count) / count * float(smooth.effective)
         evidence = float(log_weights.logsumexp(0)) - math.log(count)
-        return cls(float(smooth.k_hat), effective, nats, elbo, error, evidence, draws or count)
+        return cls(elbo, error, evidence, effective, float(smooth.k_hat), nats, draws or count)
+
+
+class FromQ:
+    """The `Quality` of draws of q in pickled verdicts of 0.2, by these four numbers."""
+
+    def __new__(cls, k_hat: float, effective: float, nats: float, elbo: float) -> Any:
+        """Make the `Quality`."""
+        return Quality(elbo, math.nan, math.nan, effective, k_hat, nats, 0)
 
 
 class Weights(NamedTuple):
