@@ -4,8 +4,11 @@ import pytest
 import torch
 
 from torchngvi import VN, CholeskyGaussian, DiagonalGaussian, GeneralizedLinear, NaturalGaussian, NewtonCG, fit
+from torchngvi.errors import RejectedStepError
 from torchngvi.models import SoftmaxRegression
 from torchngvi.numerics.arrays import on_host
+from torchngvi.optim import Watch
+from torchngvi.optim.evaluating import Seen, speak
 
 pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
 
@@ -55,6 +58,14 @@ def test_a_step_on_several_classes_waits_for_nothing():
     opt = VN(q)
     opt.step(model)
     assert not reads(lambda: opt.step(model))[1]
+
+
+def test_what_is_counted_of_a_step_waits_for_nothing_until_it_is_said():
+    rho = torch.ones(2).as_subclass(Far)
+    seen = Seen(torch.ones(2), rho, torch.tensor([True, False]), None, False)
+    assert not reads(lambda: speak(Watch(), "VN", CholeskyGaussian(2, (2,)), seen, [30.0, 4.0], False))[1]
+    with pytest.raises(RejectedStepError, match="the last of size 1: q has stood still"):
+        speak(Watch(), "VN", CholeskyGaussian(2, (2,)), seen, [31.0, 0.0], False)
 
 
 def test_a_factorisation_that_is_tested_is_a_wait():

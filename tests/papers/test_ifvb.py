@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchngvi import DataLogJoint, LogJoint, ifvb
 from torchngvi.errors import InputError, RejectedStepWarning
+from torchngvi.metrics.recursive import Perturbation
 from torchngvi.stepsizes import Constant, PowerSchedule
 
 FLOAT = torch.float64
@@ -539,6 +540,16 @@ def test_copies_and_pickles_go_on_alike():
         assert torch.equal(twin.step(log_joint), expected)
         assert torch.equal(twin.average, opt.average)
         assert torch.equal(twin.posterior.vector, q.vector)
+
+
+@pytest.mark.parametrize("kind", [ifvb.Recursive, ifvb.MatrixFree])
+def test_the_settings_of_a_recursion_are_read_from_pickles_of_0_2_0(kind):
+    new = kind(7, eps=2.0, c_beta=0.5, beta=0.2, warmup=3)
+    held, perturbation = dict(vars(new)), Perturbation()
+    vars(perturbation).update(samples=7, **{name: held.pop(name) for name in ("eps", "c_beta", "beta")})
+    old = kind.__new__(kind)
+    vars(old).update(held, perturbation=perturbation)
+    assert vars(pickle.loads(pickle.dumps(old))) == vars(copy.deepcopy(old)) == vars(new)
 
 
 def test_an_average_begins_as_a_copy_of_its_own():

@@ -35,6 +35,10 @@ from torchngvi.posteriors.flat.flat_posterior import FlatPosterior
 AT_ONCE = 128  # vectors in one factorisation
 
 
+class Perturbation:
+    """Some settings of a recursion in pickles of 0.2.0."""
+
+
 class Recursion(Preconditioner):
     """The abstract base of `Recursive` and `MatrixFree`, which keep P in two ways and have these settings in common."""
 
@@ -58,6 +62,10 @@ class Recursion(Preconditioner):
         beta = read_number("beta", beta, "lies in (0, alpha - 1/2)", above=0, below=0.5)
         self.eps, self.c_beta, self.beta = eps, c_beta, beta
         self.warmup, self.generator = check_warmup(warmup), read_generator("generator", generator)
+
+    def __setstate__(self, state: State) -> None:
+        """Take the settings as they are, or as they stand in pickles of 0.2.0."""
+        vars(self).update(state | vars(state.pop("perturbation", Perturbation())))
 
     def _begun(self, like: Tensor) -> State:
         """A recursion of no scores, for vectors of the shape, dtype and device of ``like``, (*batch, D)."""

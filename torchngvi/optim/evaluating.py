@@ -526,9 +526,8 @@ def counted(watch: Watch, q: Posterior, step: Seen, state: State, e: Expectation
 
 
 def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float], said: bool) -> bool:
-    """Warn of a run that diverges, once, and end one whose q stands still."""
+    """Warn of a run that diverges, once, and end one whose q stands still; else nothing of the step is read."""
     rejected, above = known
-    size = f"{float(seen.rho.max()):.3g}"
     if not said and above >= watch.steps and not seen.lossless and bool((seen.value < 0).all()):
         warn(
             f"{method}: the loss has fallen to {float(seen.value.max()):.3g}, and its gradient grows: the run diverges,"
@@ -541,9 +540,9 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float
         what = "the squared natural norm of the gradient was" if seen.lossless else "the loss was"
         warn(
             f"{method}: {what} far above its start in {int(above)} of the last steps: the run diverges, at steps of "
-            f"size {size}, unless the loss itself has grown, as with data that come later. Begin again from the start "
-            "with a smaller lr, or with step_size=KLRadius() in place of Constant(); VN and SRVN without an lr find "
-            "their steps by trial.",
+            f"size {float(seen.rho.max()):.3g}, unless the loss itself has grown, as with data that come later. Begin "
+            "again from the start with a smaller lr, or with step_size=KLRadius() in place of Constant(); VN and SRVN "
+            "without an lr find their steps by trial.",
             DivergenceWarning,
         )
         said = True
@@ -552,9 +551,10 @@ def speak(watch: Watch, method: str, q: Posterior, seen: Seen, known: list[float
         if not q.framed:
             remedy = "a limit such as step_size=Clip(5.0)"
         raise RejectedStepError(
-            f"{method}: {int(rejected)} steps in a row left {_domain(q)} or were not finite, the last of size {size}: "
-            "q has stood still, while whatever else the loop trains has moved on. Check that the loss is finite; use a "
-            f"smaller lr, {remedy}. With opt.watch = torchngvi.optim.Watch(rejections=...) more of them are allowed."
+            f"{method}: {int(rejected)} steps in a row left {_domain(q)} or were not finite, the last of size "
+            f"{float(seen.rho.max()):.3g}: q has stood still, while whatever else the loop trains has moved on. Check "
+            f"that the loss is finite; use a smaller lr, {remedy}. With opt.watch = "
+            "torchngvi.optim.Watch(rejections=...) more of them are allowed."
         )
     return said
 
