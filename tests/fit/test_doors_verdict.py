@@ -344,6 +344,16 @@ def test_a_verdict_with_margins_goes_through_a_pickle_and_prints_them():
     assert str(pickle.loads(pickle.dumps(verdict))) == str(verdict)
 
 
+def test_a_verdict_of_0_2_0_is_read_and_printed():
+    """It had no margins."""
+    verdict = examine(CholeskyGaussian(2, dtype=torch.float64), lambda theta: -0.5 * theta.square().sum(-1))
+    assert not verdict.margins
+    state = {name: value for name, value in vars(verdict).items() if name != "margins"}
+    older = type(verdict).__new__(type(verdict))
+    older.__setstate__(state)
+    assert str(older) == str(verdict)
+
+
 def test_the_sentence_leaves_weights_to_the_table():
     q, result = fitted(half_normal, 2)
     assert "k-hat" not in str(result)

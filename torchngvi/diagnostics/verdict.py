@@ -391,6 +391,10 @@ class Verdict:
     family: str = GAUSSIAN
     margins: Mapping[int, Margin] = field(default_factory=dict)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what a pickle holds; one of 0.2.0 has no margins."""
+        self.__dict__.update({"margins": {}} | state)
+
     @classmethod
     def none(cls, why: str) -> Self:
         """Say that nothing was examined, and why.
