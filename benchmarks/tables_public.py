@@ -164,7 +164,7 @@ def rare_events(draw):
 # --------------------------------------------------------------------------------------- spreads at the boundary
 
 
-def groups_of(draw, groups, rows, sd, residual=1.0, even=False, **columns):
+def groups_of(draw, groups, rows, sd, residual=1.0, even=False):
     """A table of groups with a covariate x of slope 0.5; even groups have means of noise that are zero."""
     g, x = np.repeat(np.arange(groups), rows), draw.normal(size=groups * rows)
     noise = residual * draw.normal(size=groups * rows)
@@ -227,7 +227,7 @@ def a_row_a_group(draw):
     return Case({"x": (0.5, 0.13)}, groups_of(draw, 60, 1, 0.7, 0.7), "y ~ x + (1 | g)")
 
 
-# --------------------------------------------------------------------------------------- units
+# --------------------------------------------------------------------------------------- units and intercepts
 
 
 @situation("8", "github.com/lme4/lme4/issues/731")
@@ -249,21 +249,20 @@ def dates(draw):
     return Case(truth, table, "y ~ day + (1 | g)", "poisson", columns=("day",))
 
 
-@situation("10", "github.com/scikit-learn/scikit-learn/issues/19193")
-def raw_units(draw):
-    """A logistic regression on balances and incomes as they are; all coefficients."""
-    table = frame(balance=draw.normal(835, 480, 1500), income=draw.normal(33_500, 13_300, 1500))
-    eta = -4 + 0.0035 * table.balance + 2e-5 * table.income
-    table["y"] = (draw.random(1500) < 1 / (1 + np.exp(-eta))) * 1
-    truth = {"Intercept": (-4.0, 0.3), "balance": (0.0035, 2e-4), "income": (2e-5, 6e-6)}
-    return Case(truth, table, "y ~ balance + income", "bernoulli", columns=("balance", "income"))
-
-
-@situation("11", "github.com/stan-dev/rstanarm/issues/453")
+@situation("10", "github.com/stan-dev/rstanarm/issues/453")
 def intercept(draw):
     """The intercept where covariates are far from zero and priors are those at their means; it and the slope."""
     x = draw.normal(50, 5, 60)
     return Case({"Intercept": (10.0, 2.6), "x": (0.5, 0.052)}, frame(x=x, y=10 + 0.5 * x + 2 * draw.normal(size=60)))
+
+
+@situation("11", "github.com/pydata/patsy/issues/14")
+def named_intercept(draw):
+    """A covariate that is named Intercept; the residual standard deviation, or that the name is taken."""
+    x = draw.normal(size=60)
+    table, names = frame(Intercept=x, y=3 + 0.5 * x + draw.normal(size=60)), ("Intercept",)
+    peer = lambda: linear(*tensors(table.y, np.stack([np.ones(60), x], -1)), ["Intercept", "x"], {})  # noqa: E731
+    return Case({"residual sd": (1.0, 0.09)}, table, "y ~ Intercept", names=names, peer=peer)
 
 
 # --------------------------------------------------------------------------------------- designs
@@ -433,6 +432,13 @@ def outliers(draw):
     x = np.append(np.linspace(0, 1, 100), [0.1, 0.15, 0.2])
     y = np.append(1 + 2 * x[:100] + 0.5 * draw.normal(size=100), [8.0, 6.0, 9.0])
     return Case({"Intercept": (1.0, 0.1), "x": (2.0, 0.18)}, frame(x=x, y=y), "y ~ x", "student_t")
+
+
+@situation("25b", "github.com/statsmodels/statsmodels/issues/93")
+def without_noise(draw):
+    """A perfect fit, ten points of a line without noise; both coefficients, or what is refused."""
+    x = np.arange(10.0)
+    return Case({"Intercept": (1.0, 0.01), "x": (2.0, 0.01)}, frame(x=x, y=1 + 2 * x), names=("residual",))
 
 
 # --------------------------------------------------------------------------------------- weights, new rows, files
