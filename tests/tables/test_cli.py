@@ -235,6 +235,13 @@ def test_the_tutorial_of_a_table(ship, capsys):
     assert [float(cell) for cell in rows[1][2:]] == pytest.approx([0.746, 0.6262, 0.8431], abs=0.02)
 
 
+def test_a_marginal_effect_of_no_column_is_refused_before_the_fit(ship, capsys, monkeypatch):
+    monkeypatch.setattr("torchngvi.tables.model.TableModel.fit", lambda *args, **named: pytest.fail("it was fitted"))
+    flags = ("--data", "ship.csv", "--formula", "survived[yes] ~ sex + deck", "--marginal", "sexx")
+    assert run(*flags) == 2
+    assert "the columns are deck, sex, survived; got 'sexx'. Did you mean 'sex'?" in capsys.readouterr().err
+
+
 def test_a_formula_with_groups(ship, capsys):
     formula = "survived[yes] ~ sex + deck + age + (1 | party)"
     flags = ("--data", "ship.csv", "--formula", formula, "--impute", "median")  # the level names the family

@@ -383,6 +383,7 @@ class TestRefusals:
             ("y ~ age + (1 | group)", r"names age; the table has y, x, kind, group, half"),
             ("y ~ X + (1 | group)", r"names X; the table has .*\. Did you mean 'x'\?"),
             ("y ~ unknown(x) + (1 | group)", r"calls unknown, which no formula may, as it could run any code"),
+            ("y ~ Score (0-100)", r"calls Score, .*a column whose name has parentheses stands in backticks"),
             ("y ~ __import__('os')", r"cannot be read|no formula may"),
             ("y ~ y", r"y stands on both sides of the formula"),
             ("y ~ I(0 * x + 1)", r"is 1 in all 6 rows, and the intercept is there already: nothing can tell its"),

@@ -209,6 +209,7 @@ def test_limits():
     wide = Binomial().log_prob(eta, (y, seven), none)
     close(family_of("beta_binomial").log_prob(eta, (y, seven), tensor([25.0])), wide, 1e-9)
     rate = Poisson().log_prob(eta, (y,), none)
+    assert family_of("nbinom").name == family_of("negbinomial").name == family_of("negbin").name
     close(family_of("negbin").log_prob(eta, (y,), tensor([25.0])), rate, 1e-9)
     close(family_of("zip").log_prob(eta, (y,), tensor([-50.0])), rate, 1e-12)
     two = Ordinal(("no", "yes")).log_prob(eta, (y[:2],), tensor([0.3]))

@@ -60,6 +60,9 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         warnings.simplefilter("always")
         model = _model(s, made, family)
         model, note, priors = _with_priors(model, s, made.columns)
+        assert model.formula is not None
+        for column in s.marginal:  # before a fit that may take long
+            effects.check_column(column, model.formula.table)
         draws = s.draws
         if draws is None and not model.design.factors:
             draws = min(max(_DENSITIES // len(model.design.X), _DRAWS[0]), _DRAWS[1])

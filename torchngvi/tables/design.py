@@ -489,7 +489,8 @@ def _check_call(node: Any, formula: str) -> None:
         raise InputError(
             f"The formula {formula!r} calls {called}, which no formula may, as it could run any code. What it may call "
             f"is: {', '.join((*_TRANSFORMS, *_CODINGS))}, and NumPy's functions of numbers, as log(x) or np.log(x). "
-            "Compute anything else before, and write it into a column of the table."
+            "Compute anything else before, and write it into a column of the table; a column whose name has "
+            "parentheses stands in backticks, `weight (kg)`."
         )
     named = [arg.name.name.lexeme for arg in node.args if isinstance(arg, Assign)]
     if named or len(node.args) != ufunc.nin:  # further ones are arrays to write into

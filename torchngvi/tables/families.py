@@ -1253,6 +1253,8 @@ def family_of(family: object) -> Family:
 
 
 _OTHER = {
+    "nbinom": "negative_binomial",
+    "negbinomial": "negative_binomial",
     "cumulative": "ordinal",
     "categorical": "multinomial",
     "softmax": "multinomial",
