@@ -71,7 +71,7 @@ def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
     None are kept that a graph would fill or a mode has faked, since a later call would take them for numbers.
     """
     # most: results that are kept
-    made: dict[Any, tuple[Any, list[int]]] = {}
+    made: dict[Any, tuple[Any, list[Tensor], list[int]]] = {}
     make = torch.inference_mode(False)(make)  # they may be differentiated later
 
     @functools.wraps(make)
@@ -81,14 +81,15 @@ def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
             or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
         ):
             return make(*args, **kwargs)
-        result, versions = made.get(args, (None, []))
-        if result is not None and versions == [tensor._version for tensor in _tensors(result)]:
+        result, tensors, versions = made.get(args, (None, [], []))
+        if result is not None and versions == [tensor._version for tensor in tensors]:
             return result
         result = make(*args, **kwargs)
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             if len(made) >= most:
                 made.clear()
-            made[args] = result, [tensor._version for tensor in _tensors(result)]
+            tensors = _tensors(result)
+            made[args] = result, tensors, [tensor._version for tensor in tensors]
         return result
 
     return found
