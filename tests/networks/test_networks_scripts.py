@@ -795,3 +795,12 @@ def test_the_diff_of_the_docs():
         exec(compile(script, "docs/networks.md", "exec"), seen)
         assert seen["loss"].isfinite()
     assert seen["q"].draw == 6
+
+
+def test_public_questions(tmp_path):
+    """Labels without a column are refused by ours, and a copy of what was fitted predicts the same."""
+    reason = "needs the benchmarks of a clone: run python -m pytest in its root"
+    questions = pytest.importorskip("benchmarks.networks_public", reason=reason)
+    lines = questions.main(["--only", "13", "16", "--log", str(tmp_path / "log.jsonl")])
+    ours = [[cell.strip(" |").split(", ")[:-1] for cell in line.split(" | ")[-3:]] for line in lines[2:]]
+    assert ours == [[["refused"]] * 3, [["0", "right"]] * 3]
