@@ -473,6 +473,9 @@ def run_one(name, program):
     warnings.simplefilter("ignore")
     try:
         found = PROGRAMS[program](task(name))
+        if program.startswith("torchngvi"):  # what is imported and remembered at the first fit stands in brackets
+            first, found = found["seconds"], PROGRAMS[program](task(name))
+            found["once"] = max(first - found["seconds"], 0.0)
     except (ImportError, LeftError) as reason:
         found = {"left": str(reason)}
     print("\n" + json.dumps({"task": name, "program": program} | found))
