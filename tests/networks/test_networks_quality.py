@@ -229,6 +229,29 @@ def test_calibrate_says_that_it_ended_at_an_end():
         assert 8 <= calibrate(q, [(x, y + 2 * torch.randn(len(y), 1))]).factor < 64
 
 
+def test_calibrate_finds_the_lower_of_two_minima():
+    """A network with three classes and few data: from the temperature 16 to 2 its draws guess."""
+    torch.manual_seed(3)
+    y = torch.randint(3, (1250,))
+    x = torch.tensor([[5.0, 3.4, 1.5, 0.2], [5.9, 2.8, 4.3, 1.3], [6.6, 3.0, 5.6, 2.0]])[y] + 0.35 * torch.randn(
+        1250, 4
+    )
+    model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    for _ in range(300):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[:150]), y[:150]).backward()
+        optimizer.step()
+    q = network(model.eval(), num_data=150)
+    q.laplace([(x[:150], y[:150])])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", CalibrationWarning)
+        found = calibrate(q, [(x[150:250], y[150:250])])
+    assert found.tried[8.0] < min(found.tried[4.0], found.tried[2.0])  # where a search downwards would stop
+    assert found.temperature < 0.5
+    assert found.nll < 0.3
+
+
 def test_calibrate_in_the_middle_says_nothing():
     """Of labels of one draw of the weights; nor where the width of q does not matter, as with a flat head."""
     q, x, _ = numbers(0.1)

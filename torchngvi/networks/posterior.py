@@ -494,8 +494,9 @@ def calibrate(
     """Choose the temperature of q by the likelihood of validation data, after the training and without any more of it.
 
     V is proportional to the temperature; the mean stays.  The negative log likelihood of the predictions is computed
-    for temperatures a factor of two apart, with the same draws for all of them, down from the largest until it has
-    risen twice or 2⁻¹⁰ is reached, and the best one is kept, the largest of those that are within 0.001 nats of it.
+    for temperatures a factor of two apart, with the same draws for all of them, from the largest down to 2⁻¹⁰, and the
+    best one is kept, the largest of those that are within 0.001 nats of it.  None is left out: where draws are so wide
+    that they guess, the likelihood may fall and rise again.
     Mean-field posteriors at T = 1 are too wide for small data, which the ELBO cannot see.
     Where the labels are numbers with Gaussian noise, a factor of its scale in predictions is chosen with each
     temperature, from ¼ to 64: the noise that is learned from the training data makes up for what the draws of the
@@ -537,9 +538,6 @@ def calibrate(
     before, temperature = q.temperature, float(largest)
     try:
         while temperature >= _SMALLEST:
-            values = list(tried.values())
-            if len(values) > 3 and min(values[-2:]) > min(values[:-2]):  # it has risen twice
-                break
             q.temper_(temperature)
             tried[temperature], factors[temperature] = _best(q, loader, samples, read)
             temperature /= 2
@@ -575,11 +573,12 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian, noticed: float 
             "that of the labels alone; for more of it, train at a lower temperature, or calibrate on more data."
         )
     if len(factors) > 1 and (factor == factors[0] or factor >= 8):
+        closely = "the network fits its training labels much more closely than new ones, " if factor >= 8 else ""
+        remedy = "Train for fewer steps or with a larger prior_precision, and" if factor >= 8 else "Train"
         yield (
-            f"The factor of the noise, {factor:.3g}, is far from 1, of {factors[0]:g} to {factors[-1]:g} tried: the "
-            "network fits its training labels much more closely than new ones, the scale of the noise is not that of "
-            "the labels, or the loss is not that of the likelihood. Train for fewer steps or with a larger "
-            "prior_precision, and with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
+            f"The factor of the noise, {factor:.3g}, is far from 1, of {factors[0]:g} to {factors[-1]:g} tried: "
+            f"{closely}the scale of the noise is not that of the labels, or the loss is not that of the likelihood. "
+            f"{remedy} with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
         )
     yield q.likelihood.doubt()
     yield None if q.ending is None else q.ending()
