@@ -1,6 +1,7 @@
 """The regressions as estimators: scikit-learn's own checks, closed forms, units, and what a posterior adds."""
 
 import math
+import pickle
 import re
 import warnings
 
@@ -416,3 +417,24 @@ def test_slips_are_said_and_right_usage_is_silent():
         LINEAR().fit(np.c_[np.tile([1.0, -1.0], 40)], speechless + 3 * np.tile([1.0, -1.0], 40))
         LINEAR().fit(frame, pandas.Series(y["numbers"], index=range(60, 140)))
         LINEAR(fit_intercept=False).fit(frame.assign(c=3), frame.a)
+
+
+@pytest.mark.parametrize("target", ["two", "three", "counts", "numbers"])
+def test_a_pickle_of_0_2_0(target):
+    """It has no standardization, which a number as the precision does not make, and a classifier no class weights."""
+    draw = np.random.default_rng(0)
+    X = draw.normal(size=(80, 2))
+    y = {
+        "two": X[:, 0] > 0.3 * draw.normal(size=80),
+        "three": np.digitize(X[:, 0] + 0.3 * draw.normal(size=80), [-0.5, 0.5]),
+        "counts": draw.poisson(np.exp(0.5 * X[:, 0])),
+        "numbers": X[:, 0] + draw.normal(size=80),
+    }[target]
+    model = {"counts": POISSON, "numbers": LINEAR}.get(target, LOGISTIC)(prior_precision=1.0).fit(X, y)
+    older = clone(model).fit(X, y)
+    for name in {"standardization_", "class_weight"} & set(vars(older)):
+        delattr(older, name)
+    old = pickle.loads(pickle.dumps(older))
+    np.testing.assert_array_equal(old.predict(X), model.predict(X))
+    np.testing.assert_array_equal(old.sample_posterior(3, random_state=0), model.sample_posterior(3, random_state=0))
+    assert clone(old).get_params() == model.get_params()

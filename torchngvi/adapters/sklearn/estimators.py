@@ -201,6 +201,11 @@ class BayesianLinear(Sampled):
         self.max_iter = max_iter
         self.tol = tol
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "posterior_" in state and "standardization_" not in state:  # of 0.2.0, whose coefficients are per unit
+            state = {**dict.fromkeys(("standardization_", "class_weight")), **state}
+        super().__setstate__(state)
+
     # -------------------------------------------------------------------------------- fitting
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
