@@ -145,6 +145,14 @@ class TestFactors:
         assert [(factor.name, factor.effects) for factor in factors] == [("group", ("Intercept",)), ("group.x", ("x",))]
         same(factors[0].groups, factors[1].groups)
 
+    @pytest.mark.parametrize("effects", ["x - 1", "x + n - 1", "n - 1 + x", "x + 0", "n + x + 0", "1 + x - 1"])
+    def test_without_an_intercept_as_in_lme4(self, table, effects):
+        wanted = tuple(name for name in effects if name in "xn")
+        for bar in ("|", "||"):
+            factors = made(f"y ~ x + ({effects} {bar} group)", table).design.factors
+            assert tuple(effect for factor in factors for effect in factor.effects) == wanted
+        assert made(f"y ~ {effects}", table).design.names == wanted
+
     def test_crossed(self, table):
         factors = made("y ~ x + (1 | group) + (1 | half)", table).design.factors
         assert [factor.name for factor in factors] == ["group", "half"]
@@ -407,12 +415,34 @@ class TestRefusals:
             ("y ~ x + prop(y, n)", r"has prop within another term; it stands alone, as the response"),
             ("y ~ 2*x", r"has the number 2 as a term, or as a factor of one. .* I\(2 \* x\)"),
             ("y ~ x + (2:x | group)", "has the number 2"),
+            ("y ~ x + one", r"one is a in all 6 rows, and the intercept is there already: nothing can tell its effect"),
+            ("y ~ x * one", r"one is a in all 6 rows, and the intercept"),
+            ("y ~ x + (1 + one | group)", r"one is a in all 6 rows, and the intercept"),
             ("weighted(y, n) ~ x", r"has weighted\(..\) on the left.* Write y alone, and hand in weights="),
             ("truncated(y, 0, 1) ~ x", r"has truncated\(..\) on the left.* A truncated outcome is not there"),
         ],
     )
     def test_formulas(self, table, formula, sentence):
         with pytest.raises(InputError, match=sentence):
+            made(formula, table.assign(one="a"))
+
+    @pytest.mark.parametrize(
+        ("formula", "name"),
+        [
+            ("y ~ Intercept", "the intercept, Intercept"),
+            ("y ~ 0 + Intercept", "the intercept, Intercept"),
+            ("y ~ x + (1 + Intercept | group)", "the intercept, Intercept"),
+            ("y ~ x + (1 + `1` | group)", "the intercept, 1"),
+            ("y ~ `x:n` + x:n", "two columns named x:n"),
+            ("y ~ x + (`x:n` + x:n | group)", "two columns named x:n"),
+            ("y ~ kind + `kind[b]`", r"two columns named kind\[b\]"),
+            ("y ~ log(n) + `log(n)`", r"two columns named log\(n\)"),
+        ],
+    )
+    def test_one_name_of_two_columns(self, table, formula, name):
+        """Such terms were merged into one without a word, and a column named Intercept took the intercept's place."""
+        table[["Intercept", "1", "x:n", "kind[b]", "log(n)"]] = np.random.default_rng(0).normal(size=(6, 5))
+        with pytest.raises(InputError, match=rf"{name}: results could not tell the two apart\. Rename the column"):
             made(formula, table)
 
     def test_nothing_is_printed(self, table, capsys):

@@ -294,6 +294,9 @@ def test_refused_labels_rows_and_classes(fitted):
         fitted.predict(frame[["patient", "week"]].assign(patient=3))
     with pytest.raises(ValueError, match="Feature names must be in the same order"):
         fitted.predict(frame[["week", "patient"]])
+    named = frame[["week", "patient"]].rename(columns={"week": "Intercept"})
+    with pytest.raises(InputError, match=r"^X has a column with the name of the intercept, Intercept: results"):
+        BayesianMixedRegressor("patient").fit(named, frame.week)
     with pytest.raises(InputError, match=r"^X has no column beside that of the groups; a mixed regression has one"):
         BayesianMixedRegressor("patient").fit(frame[["patient"]], frame.week)
     masked = np.ma.masked_equal(np.c_[frame.week, frame.week], 0.0)

@@ -45,7 +45,7 @@ try:
     from formulae.resolver import Resolver
     from formulae.scanner import Scanner
     from formulae.terms import Call as CalledTerm
-    from formulae.terms import Intercept, Model, Term
+    from formulae.terms import Intercept, Model, NegatedIntercept, Term
     from formulae.terms.call_resolver import CallResolver, LazyOperator
 except ImportError:  # the extra "formula" is not installed
     formulae = Resolver = CallResolver = LazyOperator = None
@@ -200,12 +200,11 @@ def _check_varying(X: Tensor, names: Sequence[str], intercept: int | None, besid
     for place, (name, alike) in enumerate(zip(names, same, strict=True)):
         if place == intercept or ":" in name or not alike or not (beside or float(X[0, place]) == 0):
             continue
-        raise InputError(
-            f"{name} is {float(X[0, place]):g} in all {len(X)} rows{beside}: nothing can tell its effect. {remedy}"
-        )
+        raise InputError(_ALIKE.format(name, f"{float(X[0, place]):g}", len(X), beside, remedy))
 
 
 _BESIDE = ", and the intercept is there already"
+_ALIKE = "{} is {} in all {} rows{}: nothing can tell its effect. {}"
 
 
 # ------------------------------------------------------------------------------------ what formulae reads
@@ -430,10 +429,26 @@ def _resolver() -> Any:
             return Parenthesised(inner) if type(inner) is LazyOperator else inner
 
     class Terms(Resolver):
+        def visitBinaryExpr(self, expr: Any) -> Any:
+            left, negated = _without_intercept(expr.left)
+            if expr.operator.kind != "PIPE" or not negated:
+                return super().visitBinaryExpr(expr)
+            return (NegatedIntercept() + left.accept(self)) | expr.right.accept(self)
+
         def visitCallExpr(self, expr: Any) -> Any:
             return Term(CalledTerm(Calls(expr).resolve()))
 
     return Terms(None)
+
+
+def _without_intercept(node: Any) -> tuple[Any, bool]:
+    """A sum of effects without - 1 and + 0, which formulae misreads in front of a bar, and whether it had one."""
+    if not isinstance(node, Binary) or node.operator.kind not in ("PLUS", "MINUS"):
+        return node, False
+    left, negated = _without_intercept(node.left)
+    if (node.operator.kind, getattr(node.right, "value", None)) in (("MINUS", 1), ("PLUS", 0)):
+        return left, True
+    return Binary(left, node.operator, node.right), negated
 
 
 def _check_calls(node: Any, formula: str, longest: int, inside: bool, largest: int = 2**63) -> None:
@@ -530,11 +545,32 @@ def _names(node: Any) -> bool:
 
 def designs_of(formula: str, terms: Sequence[Any], response: Any, frame: Any, intercept: bool = False) -> Any:
     """The designs of some terms of a formula on a table, as formulae makes them, perhaps with an intercept added."""
-    some = [*terms, *[Intercept()] * (intercept and not any(term_name(term) == "1" for term in terms))]
-
-    model = Model(*sorted(some, key=lambda term: term_name(term) != "1"), response=response)  # the intercept first
+    own = [term for term in terms if not isinstance(term, Intercept)]
+    check_once(["Intercept", "1", *(term.name for term in own)], f"The formula {formula!r}")
+    there = len(own) < len(terms)
+    if there or intercept:
+        _check_levels(own, frame, _BESIDE if there else ", as the thresholds are")
+    some = [*[Intercept()] * (there or intercept), *own]
     with computed(f"The formula {formula!r} cannot be computed from the table"):
-        return DesignMatrices(model, frame, Environment([_NAMESPACE]))
+        made = DesignMatrices(Model(*some, response=response), frame, Environment([_NAMESPACE]))
+    check_once([label for term in made.common.terms.values() for label in term.labels], f"The formula {formula!r}")
+    return made
+
+
+def check_once(names: Sequence[str], what: str) -> None:
+    """Check that no two columns of a design have one name, and none that of the intercept."""
+    for name in names:
+        if names.count(name) > 1:
+            some = "a column with the name of the intercept," if name in ("Intercept", "1") else "two columns named"
+            raise InputError(f"{what} has {some} {name}: results could not tell the two apart. Rename the column.")
+
+
+def _check_levels(terms: Sequence[Any], frame: Any, beside: str) -> None:
+    """Check that no column that is a term has one entry in all rows, of which its coding would leave nothing."""
+    for name in (name for term in terms if len(term.components) == 1 for name in _as_categories([term])):
+        if name in frame and len(frame) > 1 and bool((frame[name] == frame[name].iloc[0]).all()):
+            entry = cells.as_levels(frame[name].head(1)).iloc[0]
+            raise InputError(_ALIKE.format(name, entry, len(frame), beside, "Leave it out of the formula."))
 
 
 @contextlib.contextmanager
@@ -779,7 +815,7 @@ class Formula:
 
     def _of_groups(self) -> list[str]:
         """Notes of grouping factors whose groups are categories of the fixed effects too."""
-        fixed = {"".join(name.split()) for name in self._common.terms}
+        fixed = {"".join(name.split()) for name in self._common.terms} - {"Intercept"}
         found = []
         for grouping in self._groupings:
             factor, keys = grouping.block.factor, grouping.block.keys

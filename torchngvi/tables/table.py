@@ -217,11 +217,9 @@ def warn_of(
 ) -> None:
     """Warn of columns of X that depend on one another, and of factors with hardly any groups."""
     # none: of the longest column, a column that is 0 but for the rounding of a root of its Gram matrix
-    ones = next((place for place, name in enumerate(names) if name.lower() == "intercept"), None)
-    found = dependences(X)
-    if units.intercept is not None:
+    ones, found = units.intercept, dependences(X)
+    if ones is not None:
         # columns are about their means, where each is a multiple without a constant, and one that is constant is 0
-        ones = units.intercept
         found = [Dependence(column, tuple(sorted({ones, *of}))) for column, of in found]
         size = torch.linalg.vector_norm(X, dim=0)
         found += [Dependence(place, (ones,)) for place in torch.nonzero(size <= none * size.max())[:, 0].tolist()]

@@ -36,6 +36,7 @@ from torchngvi.numerics.arrays import check_plain
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.tables.cells import check_names, numeric
+from torchngvi.tables.design import check_once
 from torchngvi.tables.effects import Prediction
 from torchngvi.tables.families import FAMILIES, Family, family_of
 from torchngvi.tables.model import TableModel
@@ -910,6 +911,7 @@ class _Mixed(Sampled):
         name = str(self.groups) if isinstance(self.groups, str) else "group"
         Z, effects = torch.as_tensor(self._varying(X)), ("Intercept", *map(str, self.slopes))
         there = ("Intercept",) if self.fit_intercept else ()
+        check_once(("Intercept", *map(str, self._columns)), "X")
         rows = torch.as_tensor(with_intercept(X, self.fit_intercept))
         design = Design(
             rows,
