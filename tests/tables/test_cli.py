@@ -796,6 +796,7 @@ def test_a_column_of_many_categories_may_be_groups(levels, column, capsys):
         assert (said in printed) == (levels == 10 and column == "clinic")  # others no formula can name as they are
 
 
+@pytest.mark.accuracy
 def test_a_thousand_columns(capsys):
     """The formula of many columns is read, and means and intervals are those of ridge regression."""
     draw = np.random.default_rng(0)

@@ -60,7 +60,7 @@ class TableResult:
     Attributes:
         design: the rows that were fitted.
         family: of the likelihood.
-        fitted: the posterior of the globals, `torchngvi.tables.effects.Posterior`.
+        fitted: the posterior of the globals, `torchngvi.tables.parts.Posterior`.
         settled: the priors, `torchngvi.tables.priors.Priors`; `priors` is their text.
         formula: what makes the design of a table; None where the model was made of arrays.
         refit: a function that fits the same rows with other weights, (N,), under the same priors and in the same
