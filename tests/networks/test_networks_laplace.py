@@ -211,7 +211,7 @@ def test_a_posterior_that_has_seen_no_data_says_so():
         lambda: q.log_prob(x, torch.arange(N) % 3),
         lambda: q.outputs(x, 2),
         lambda: q.predictive(x, 2),
-        lambda: torchngvi.calibrate(q, [(x, torch.arange(N) % 3)], samples=2, largest=4.0),
+        lambda: torchngvi.calibrate(q, [(x, torch.arange(N) % 3)], samples=2, largest=q.temperature),
     ]
     text = r"The posterior has seen no data: .* Train it with .*torchngvi.attach, .* call q.laplace\(loader\)"
     for ask in asked:
