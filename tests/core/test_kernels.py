@@ -66,6 +66,7 @@ def refused(caplog):
     return record.getMessage()
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_it_agrees_with_pytorch(fresh):
     e, v = rows()

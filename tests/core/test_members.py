@@ -183,6 +183,7 @@ def test_chunks_with_a_member_that_is_lost(monkeypatch):
     assert parts.members_converged.tolist() == whole.members_converged.tolist() == alive.tolist()
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("kind", [CholeskyGaussian, DiagonalGaussian, NaturalGaussian])
 def test_the_step_size_learns_nothing_of_members_that_rest(kind):
     """One slow member beside four that rest: the optimizer takes these as well as before when they are wanted again."""

@@ -331,6 +331,7 @@ class Spread(TractableTarget):
         return self.model.tensors()
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_fit_of_the_halves_is_that_of_the_whole(family):
     """With trials and L-BFGS: every decision is taken alike, and each half ends where the whole does."""

@@ -304,6 +304,7 @@ def test_what_was_captured_stays(tmp_path):
     assert not same_bits(q, state["posterior"].values())
 
 
+@pytest.mark.accuracy
 def test_every_damage_is_told(tmp_path):
     """Cut at any place, and with any byte changed."""
     file = tmp_path / "run.pt"

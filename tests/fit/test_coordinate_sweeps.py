@@ -236,6 +236,7 @@ class TestLocalsAndBatches:
         shares = [p["beta"].mean / p["beta"].mean.sum() for p in (q, whole)]
         assert torch.allclose(*shares, rtol=0.03)
 
+    @pytest.mark.accuracy
     def test_a_checkpoint_goes_on(self, tmp_path):
         """Two runs of ten steps are one of twenty, bit for bit, with draws and batches."""
 

@@ -331,6 +331,7 @@ def test_a_run_that_climbs_says_so_at_the_step(door):
     assert "the run diverges, at steps of size 0.1" in str(said[0].message)
 
 
+@pytest.mark.accuracy
 def test_a_noisy_run_is_not_said_to_diverge():
     """Single draws of a loss with long tails, from a start that is nearly right."""
     torch.manual_seed(0)

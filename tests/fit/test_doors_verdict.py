@@ -132,6 +132,7 @@ def test_a_slow_log_joint_is_examined_as_far():
     assert told(fit(q, slow, progress=False).verdict) == told(quick.verdict)
 
 
+@pytest.mark.accuracy
 def test_the_bar_and_the_history_of_the_generator_make_no_difference():
     expected = told(fitted(funnel, 3)[1].verdict)
     torch.manual_seed(0)
@@ -148,6 +149,7 @@ def test_the_bar_and_the_history_of_the_generator_make_no_difference():
     assert told(examine(q, funnel, seed=5)) != found[0]  # of which the seed is a part
 
 
+@pytest.mark.accuracy
 def test_threads_make_no_other_verdict():
     """Sums over threads are rounded in another order, from which no word and no count of calls may follow."""
     q, _ = fitted(funnel, 3, examine=False)
@@ -213,6 +215,7 @@ def bradley_terry(winner, loser, centred):
     return log_joint
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("centred", [True, False], ids=["centred", "non-centred"])
 def test_bradley_terry_does_not_fit_in_either_form(centred):
     """The sd of log s is .572 by quadrature over log s, 2.1 and 1.9 times that of the best Gaussians.

@@ -268,6 +268,7 @@ def funnel(theta):
     return -0.5 * (first.square() + (rest * (-log_sd).exp()).square() + 2 * log_sd).sum(-1)
 
 
+@pytest.mark.accuracy
 def test_it_takes_more_than_a_short_fit(monkeypatch):
     alone, usual = Counted(funnel), Counted(funnel)
     run(alone, 4, examine=False)

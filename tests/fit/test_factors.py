@@ -150,6 +150,7 @@ class TestFits:
         H = torch.func.hessian(lambda theta: -target.log_joint(theta))(q.mean.detach())
         close(q.precision, H, 1e-8)
 
+    @pytest.mark.accuracy
     def test_noisy_draws_need_a_learning_rate(self):
         q = PrecisionCholeskyGaussian(TREE.dim, structure=TREE, dtype=DTYPE)
         with pytest.raises(PairError, match="PerFactor gives noisy values"):

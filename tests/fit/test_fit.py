@@ -716,6 +716,7 @@ def test_enough_draws_converge_where_the_tolerance_leaves_room_for_their_error()
     assert true < result.norm <= 0.1
 
 
+@pytest.mark.accuracy
 def test_the_norm_over_fresh_evaluations_has_the_standard_error_of_their_mean():
     """Against the exact gradient, over many repetitions; and draws that repeat have none."""
     model, q = make_model(), make_posterior("cholesky")
@@ -825,6 +826,7 @@ print(*sys.modules)
         with pytest.raises(InputError, match="name the engine 'diesel', which the table .* does not have"):
             quiet(Own(DIM, dtype=torch.float64), make_model(()))
 
+    @pytest.mark.accuracy
     def test_a_regression_imports_no_other_engine(self):
         done = subprocess.run(
             [sys.executable, "-c", self.REGRESSION], capture_output=True, text=True, timeout=120, check=True

@@ -200,6 +200,7 @@ class TestFits:
             losses.append(float(TractableFactors(wide, [(0, model)]).negative_elbo(q).detach()))
         assert losses[0] == pytest.approx(losses[1], abs=1e-10)
 
+    @pytest.mark.accuracy
     def test_nothing_is_d_by_d(self):
         wide = arrow(groups=1500, local=1, globals=1)
         y = randn(1500, seed=6)

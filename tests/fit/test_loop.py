@@ -349,6 +349,7 @@ class Halving(Engine):
         self.count, self.moved = state["count"], False
 
 
+@pytest.mark.accuracy
 def test_what_a_fit_held_is_freed_at_its_end():
     """The engine, with the optimizer and its matrices, goes without the collector of cycles."""
     gc.collect()
@@ -386,6 +387,7 @@ def smoothed(file=None, steps=150, seed=0, method=ifvb.AIFVB, **options):
     return q.vector.clone(), [record[:-1] for record in result.trace], str(result), result
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("method", [ifvb.IFVB, ifvb.AIFVB])
 def test_a_smoothed_run_goes_on_bit_for_bit(tmp_path, method):
     """Cut by callbacks, a budget and an interrupt, at the writes, between them, and a few steps before its best."""
@@ -452,6 +454,7 @@ def test_a_smoothed_run_refuses_the_file_of_another(tmp_path):
         smoothed(callbacks=3)
 
 
+@pytest.mark.accuracy
 def test_the_front_door_of_a_flat_posterior():
     """Without an optimizer by IFVB, until the smoothed bound stops rising; the same as by the parts."""
     f = lambda theta: -0.5 * (theta - 0.2).square().sum(-1)  # noqa: E731

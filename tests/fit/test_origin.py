@@ -33,6 +33,7 @@ def grouped(count=12, seed=5):
     return lambda theta: log_prior(theta) + log_likelihood(theta, (group, y)), log_likelihood, log_prior, (group, y)
 
 
+@pytest.mark.accuracy
 def test_batches_end_as_one_posterior_does():
     """Of posteriors and of data, from a q twice as wide as it should be; one batch has a mode of collapsed scales."""
     log_joint, log_likelihood, log_prior, rows = grouped()
@@ -49,6 +50,7 @@ def test_batches_end_as_one_posterior_does():
     assert ends[1:] == [pytest.approx(2 * ends[0], abs=0.1), pytest.approx(ends[0], abs=0.1)]
 
 
+@pytest.mark.accuracy
 def test_passes_that_have_gone_astray():
     """The first groups say little of their scale: batches lead to where it has collapsed, and q begins once more."""
     generator = torch.Generator().manual_seed(2)

@@ -273,6 +273,7 @@ def test_a_regression_takes_few_gradients(kind):
     assert gap(model, q) < 0.01
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("centred", [False, True])
 def test_eight_schools(centred):
     """Best ELBO 7.723 and 6.667, by fits that took 24,403 and 41,265 gradients; with another start each, in vain."""
@@ -471,6 +472,7 @@ def test_a_temperature_widens_q():
     assert torch.allclose(q.covariance, 3 * torch.linalg.inv(A), rtol=1e-6)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("number", [1, 4, 9])
 def test_a_run_goes_on_to_the_last_bit(number, tmp_path):
     whole, result = run(eight_schools(False), 10)
@@ -515,6 +517,7 @@ def test_draws_that_fail_are_left_out_and_counted():
     assert "ValueError: beyond" in result.reason
 
 
+@pytest.mark.accuracy
 def test_a_pool_that_is_given_up_early_goes_on_until_its_draws_are_used_up(monkeypatch):
     """Another start is tried before that, once: it comes back."""
     tried, better = [], SampleAverages._better_start
@@ -541,6 +544,7 @@ def measured(theta):
     return top + prior + (-0.5 * z.square() - log_e[..., None]).sum((-2, -1))
 
 
+@pytest.mark.accuracy
 @pytest.mark.usefixtures("no_mode")
 def test_leaps_lead_to_data_in_units_of_their_own(monkeypatch):
     """From N(0, I), where the log joint is lower by a million nats; of steps alone as many are too few."""

@@ -259,6 +259,7 @@ def test_a_funnel(family, options):
     assert -result.loss == pytest.approx(8.42, abs=0.15)
 
 
+@pytest.mark.accuracy
 @pytest.mark.usefixtures("pooled")
 def test_the_same_seed_is_the_same_run():
     """With another start on the way."""
@@ -271,6 +272,7 @@ def test_the_same_seed_is_the_same_run():
     assert runs[0][1:] == runs[1][1:]
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("scale", [3.0, 0.05])
 def test_a_wide_q_and_a_narrow_one_end_alike(scale):
     """The exponential of many coordinates costs a wide q thousands of nats."""
@@ -292,6 +294,7 @@ def test_a_wide_q_and_a_narrow_one_end_alike(scale):
     assert ends[1] == pytest.approx(ends[0], abs=0.05)
 
 
+@pytest.mark.accuracy
 def test_more_than_two_hundred_dimensions():
     """A mode is looked for, and found in a few hundred gradients."""
     q = CholeskyGaussian(240, dtype=torch.float64)
@@ -308,6 +311,7 @@ def no_other_start(monkeypatch):
     return lambda: monkeypatch.setattr(SampleAverages, "_better_start", lambda self, doubt=False: iter(()))
 
 
+@pytest.mark.accuracy
 @pytest.mark.usefixtures("pooled")
 def test_a_mode_that_was_trusted_in_vain(monkeypatch):
     settings = EngineSettings(trust=(1e9, 0.0))
@@ -528,6 +532,7 @@ class TestBudgets:
         both = Gradients(100) | Seconds(2.0)
         assert [both.over(99, 1.9), both.over(100, 0.0), both.over(0, 2.0)] == [False, True, True]
 
+    @pytest.mark.accuracy
     def test_the_bar_says_the_phase(self, monkeypatch):
         said = []
         monkeypatch.setattr("torchngvi.fitting.loop.Loop._show_phase", lambda self, phase: said.append(phase))

@@ -129,6 +129,7 @@ class TestObjective:
         assert bool((q.phi != 0).any())
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(
     ("dim", "log_joint", "sd", "levels"),
     [
@@ -150,6 +151,7 @@ def test_skewed_margins(dim, log_joint, sd, levels):
     assert result.approximation.endswith("q is the best warped Gaussian, and a warped Gaussian fits.")
 
 
+@pytest.mark.accuracy
 def test_rotated_skewness_is_told():
     """What is skewed along other directions than axes a curve around each coordinate does not mend."""
     log_joint, sd, _ = log_gamma(0.5)
@@ -258,6 +260,7 @@ def start():
     return CholeskyGaussian(2, dtype=torch.float64).warped()
 
 
+@pytest.mark.accuracy
 def test_a_run_goes_on_to_the_last_bit(tmp_path):
     """From a file that was written among the curves, and from one before them."""
     whole = run(start())
@@ -311,6 +314,7 @@ def offered(log_joint, dim):
     )
 
 
+@pytest.mark.accuracy
 def test_a_warp_is_offered_where_margins_are_skewed():
     result, told = offered(log_gamma(0.5)[0], 3)
     assert told

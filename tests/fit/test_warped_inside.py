@@ -62,6 +62,7 @@ def test_maps_undo_each_other_and_their_volume_is_the_jacobian(make, warp):
     torch.testing.assert_close(q.log_prob(theta), q.base.log_prob(x) - log_volume, atol=1e-9, rtol=0)
 
 
+@pytest.mark.accuracy
 def test_the_density_in_the_plane():
     """Its mass, mean, covariance and entropy by a sum over a grid: mean and covariance are those of the base."""
     q = bent(dim=2, size=0.2)
@@ -171,6 +172,7 @@ def test_nothing_to_gain_is_the_gaussian():
     assert not q.phi.any()
 
 
+@pytest.mark.accuracy
 def test_a_run_goes_on_to_the_last_bit(tmp_path):
     """Stopped among the curves: the directions are those of the run that is gone on from."""
     log_joint = log_gammas(1.0, rotation(3, seed=9))

@@ -91,6 +91,7 @@ class TestTheEndAtAConstant:
         assert "no better than a constant function" in result.reason
         assert "no better than a constant function" in str(result)
 
+    @pytest.mark.accuracy
     def test_a_noise_with_a_lower_bound(self):
         """A constant may have no smaller noise than the fit: its own would be 0.12 here."""
         model = Model(X[::5].double()).double()
@@ -242,6 +243,7 @@ class TestTheCauseIsNamed:
         with pytest.raises(InputError, match="forward gives MultivariateNormal its kernel matrix as a dense tensor"):
             train_svgp(model, gpytorch.likelihoods.GaussianLikelihood(), (X, WAVE), progress=False)
 
+    @pytest.mark.accuracy
     def test_shares_of_zero_and_one(self):
         shares = torch.sigmoid(WAVE)
         shares[3], shares[40] = 0.0, 1.0

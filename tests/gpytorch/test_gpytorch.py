@@ -575,11 +575,13 @@ class TestFailureTable:
 
 
 class TestDocuments:
+    @pytest.mark.accuracy
     def test_the_page(self):
         failed, tried = doctest.testfile(str(ROOT / "docs" / "gpytorch.md"), module_relative=False)
         assert tried > 10
         assert failed == 0
 
+    @pytest.mark.accuracy
     def test_regression_example(self, tmp_path, capsys):
         arguments = ["--rows", "1000", "--epochs", "20", "--out", str(tmp_path / "figure.png")]
         result, error, noise = runpy.run_path(str(ROOT / "examples" / "svgp_regression.py"))["main"](arguments)

@@ -76,6 +76,7 @@ class TransformedGP(gp.models.GP):
 
 
 class TestBoTorch:
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("outputs", [1, 2])
     def test_a_model_of_its_structure(self, outputs):
         """q at ``variational_distribution=``, the optimizer from an objective over ``model.model``."""
@@ -164,6 +165,7 @@ class TestBoTorch:
             train_svgp(model.model, model.likelihood, (self.wave()[0], self.wave()[1][:, 0] * math.nan), progress=False)
         assert kernel.raw_lengthscale.item() == 5e-5
 
+    @pytest.mark.accuracy
     def test_callbacks_see_what_can_be_loaded(self):
         model, kernel = self.bounded(GREATER(0.01), 0.3)
         kept = []
@@ -192,6 +194,7 @@ class TestBoTorch:
             scaled = {"input_transform": transforms.Normalize(2), "outcome_transform": transforms.Standardize(1)}
             return Fantasizing(x, y, inducing_points=25, **scaled), x, y
 
+    @pytest.mark.accuracy
     def test_fit_gpytorch_mll(self):
         model, x, y = self.botorch_model()
         from botorch import fit_gpytorch_mll
@@ -205,6 +208,7 @@ class TestBoTorch:
         with pytest.raises(PairError, match="train_mll maximises the ELBO .*; got PredictiveLogLikelihood"):
             train_mll(gp.mlls.PredictiveLogLikelihood(model.likelihood, model.model, num_data=80))
 
+    @pytest.mark.accuracy
     def test_fantasies(self):
         """As rows that are added, in the units of the user; functions that look ahead have gradients at its inputs."""
         model, x, y = self.botorch_model()

@@ -177,6 +177,7 @@ class TestObjectives:
         (-mll(model(x), y)).backward()
         assert float(q.mean_probe.grad.norm() + q.structure.one_sided(q.root_probe.grad).norm()) * N < 1e-4
 
+    @pytest.mark.accuracy
     def test_deep_sigma_points(self):
         """A DSPP: no draws, so that the objective is what it was when asked again; it rises, and every layer moves."""
 
@@ -431,6 +432,7 @@ class TestAgainstNGD:
         close(ours[2], theirs[2], EXACT)
         close(ours[3], theirs[3], EXACT)
 
+    @pytest.mark.accuracy
     def test_digits(self):
         """Beside a noise of 1e-6, with 30 inducing points: in 40 digits, the error of ours is a tenth of NGD's or less.
 

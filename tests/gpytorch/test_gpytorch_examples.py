@@ -29,6 +29,7 @@ def test_help_and_length(name, capsys):
     assert len(path.read_text().splitlines()) < 120
 
 
+@pytest.mark.accuracy
 def test_poisson(tmp_path, capsys):
     result, error, gain = run("svgp_poisson", tmp_path, "--weeks", "2", "--epochs", "10")
     assert result.refined.converged
@@ -55,6 +56,7 @@ def test_deep_gp(tmp_path, capsys):
     assert all(rejections == 0 for _, _, rejections in results.values())
 
 
+@pytest.mark.accuracy
 def test_deep_kernel(tmp_path, capsys):
     accuracy, rejections = run("deep_kernel", tmp_path, "--epochs", "6")
     assert accuracy > 0.85
@@ -62,6 +64,7 @@ def test_deep_kernel(tmp_path, capsys):
     assert "held-out accuracy" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_the_figure_of_the_rate_goes_where_results_go(tmp_path, monkeypatch):
     """And not to the top of the repository, where it would be committed."""
     folder = tmp_path / "data" / "gp_uci"

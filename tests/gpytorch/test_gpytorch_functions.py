@@ -236,6 +236,7 @@ def test_the_first_rows_of_several_functions():
 
 
 class TestTraining:
+    @pytest.mark.accuracy
     def test_tasks(self):
         """Left-open points are chosen for all functions; the noise of each task is found."""
         x, y = regression()

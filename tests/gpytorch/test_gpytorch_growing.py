@@ -71,6 +71,7 @@ def test_it_ends_where_that_number_would_have_been_given(kind):
     assert torch.equal(noise.noise, same.noise)
 
 
+@pytest.mark.accuracy
 def test_points_that_were_given_stay_the_first():
     x, y = data()
     model = SparseModel(CHOLESKY(4), x[:4].clone(), learn_inducing_locations=False)

@@ -418,6 +418,7 @@ def test_a_noise_that_depends_on_x():
     assert float((found[:, 1] - noise.log()).abs().mean()) < 0.25
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("mixed", [None, 3])
 def test_rows_of_one_task_each(mixed):
     """The sentence names the kernel that takes them; a likelihood of all values takes a target a row."""

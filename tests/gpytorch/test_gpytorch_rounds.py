@@ -111,6 +111,7 @@ class TestWhereItEnds:
         assert result.converged
         assert str(result).startswith(f"{len(result.losses)} rounds, negative ELBO per datum {result.losses[-1]:.4f}, ")
 
+    @pytest.mark.accuracy
     @pytest.mark.usefixtures("short")
     def test_rows_that_the_inducing_points_leave_unexplained(self):
         """Six points for three far apart stretches of rows, beside a small noise: the reason says what to raise."""
@@ -146,6 +147,7 @@ class TestWhereItEnds:
         learn(model, likelihood, rows)
         assert math.isclose(float(likelihood.noise.detach().sqrt()), 0.2, rel_tol=0.15)
 
+    @pytest.mark.accuracy
     def test_in_float32(self):
         """Near the end in float64; q and parameters have the dtype of the model."""
         wanted = learn(*set_up()).losses[-1]
@@ -250,6 +252,7 @@ class TestWhatStays:
         assert result.losses == []
         assert result.refined.converged
 
+    @pytest.mark.accuracy
     def test_priors(self):
         """They weigh as in GPyTorch's objective: the end is stationary for it, and elsewhere than without them."""
         free = set_up()
@@ -307,6 +310,7 @@ class TestParts:
         assert engine.evaluated < 40
         assert all(bool(p.isfinite().all()) for p in engine.learnt)
 
+    @pytest.mark.accuracy
     @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
     def test_a_trial_at_which_gpytorch_cannot_evaluate_the_kernel(self):
         """The first line search sends length scales to zero, where a sum with a linear kernel has no factor."""
@@ -371,6 +375,7 @@ class TestParts:
         assert learn(model, likelihood, (x, y)).losses[-1] < 8.2  # that of a constant is 8.0
         assert steepest(model, likelihood, x, y) < 0.01
 
+    @pytest.mark.accuracy
     def test_inducing_points_left_open(self):
         """They come from rows of the data; others stay where they are."""
         x, y = data()
@@ -402,6 +407,7 @@ class TestParts:
 
 
 class TestTheLoop:
+    @pytest.mark.accuracy
     @pytest.mark.usefixtures("short")
     def test_what_the_data_may_be(self):
         """A pair, a list of batches, a loader, one feature as a vector: the same rows, the same end."""
@@ -466,6 +472,7 @@ class TestTheLoop:
         for a, b in zip(once[0].parameters(), model.parameters(), strict=True):
             assert torch.equal(a, b)
 
+    @pytest.mark.accuracy
     @pytest.mark.usefixtures("short")
     @pytest.mark.parametrize("name", ["gaussian", "bernoulli"])
     def test_from_a_checkpoint(self, tmp_path, name):

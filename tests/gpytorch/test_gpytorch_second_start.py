@@ -52,6 +52,7 @@ def once(monkeypatch):
 
 
 class TestWhereItLeadsFurther:
+    @pytest.mark.accuracy
     @pytest.mark.usefixtures("once")
     def test_it_is_needed(self):
         """From the first start alone the noise has the variance of the first input, ½, besides its own, 0.09."""
@@ -131,6 +132,7 @@ class TestWhereItDoesNot:
             assert all(torch.equal(a, b) for a, b in zip(found[1], wanted[1], strict=True))
         assert rest
 
+    @pytest.mark.accuracy
     def test_a_round_that_is_not_better(self, monkeypatch):
         monkeypatch.setattr(engines, "telling", lambda scores, x: torch.tensor([False, False, False, True]))
         model, likelihood, (x, y) = set_up()

@@ -308,6 +308,7 @@ class TestParts:
 
 
 class TestResume:
+    @pytest.mark.accuracy
     def test_bit_for_bit(self, tmp_path):
         """Two epochs, then two more from the file, as four in one go: the shuffling included."""
         whole = set_up()
@@ -444,6 +445,7 @@ class TestResume:
             assert changed == []
             assert path.read_bytes() == before
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("where", ["loader", "sampler", "batch_sampler"])
     def test_a_generator_of_its_own(self, tmp_path, where):
         """Of the loader or of its sampler: its state is in the file, and is missed where it is not there."""
@@ -569,6 +571,7 @@ class TestResume:
 
 
 class TestEnds:
+    @pytest.mark.accuracy
     def test_by_criteria(self, tmp_path):
         """One of `torchngvi.fitting` beside the epochs, which remembers across a checkpoint; the reason is told."""
         path, parts = tmp_path / "run.pt", set_up()

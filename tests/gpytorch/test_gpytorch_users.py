@@ -222,6 +222,7 @@ class TestScales:
                 loss = train_svgp(model, gp.likelihoods.BernoulliLikelihood(), (x, y), progress=False).losses[-1]
         assert loss < float(constant) - 0.01
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("scale", [16.0, 2.0**14])
     def test_length_scales_too_short(self, scale):
         """They are doubled until rows are correlated, and the fit ends where that of the other unit does.

@@ -54,6 +54,7 @@ def test_prior_scales(tmp_path, capsys):
     assert capsys.readouterr().out.count("test -0.") == 4
 
 
+@pytest.mark.accuracy
 def test_dose_design(tmp_path, capsys):
     """Two doses, as the D-optimal designs of a logistic response have, and more to learn than elsewhere."""
     designs, gains = run("dose_design", "--out", str(tmp_path / "figure.png"))
@@ -86,6 +87,7 @@ def test_hierarchical_models(tmp_path):
     assert "CholeskyGaussian" not in str(results[0])  # the arrow has lost nothing
 
 
+@pytest.mark.accuracy
 def test_mixture_of_two_modes(tmp_path, capsys):
     mixture, gaussian = run("mixture_modes", "--out", str(tmp_path / "figure.png"))
     assert abs(mixture) < 0.005
@@ -105,6 +107,7 @@ def test_topics(tmp_path, capsys):
     assert "held-out log score a word" in capsys.readouterr().out
 
 
+@pytest.mark.accuracy
 def test_count_factors(tmp_path, capsys):
     arguments = ["--rows", "60", "--columns", "30", "--sweeps", "100", "--out", str(tmp_path / "figure.png")]
     results = run("count_factors", *arguments)
@@ -113,6 +116,7 @@ def test_count_factors(tmp_path, capsys):
     assert capsys.readouterr().out.count("Negative ELBO") == 2
 
 
+@pytest.mark.accuracy
 def test_training_script(tmp_path, capsys):
     assert run("training_script", "--epochs", "20", "--out", str(tmp_path / "figure.png")) > 0.85
     assert (tmp_path / "figure.png").stat().st_size > 10_000

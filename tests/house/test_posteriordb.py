@@ -208,6 +208,7 @@ def test_density_is_the_defined_one(name):
     close(posterior.model.log_density(p), torch.tensor(expected), solver.get(model, IDENTITY))
 
 
+@pytest.mark.accuracy
 def test_differential_equations():
     posterior = load("hudson_lynx_hare-lotka_volterra")
     p = posterior.constrain(some_theta(posterior, 5))

@@ -36,6 +36,7 @@ def test_the_correlation_of_ranks():
     assert estimators.spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
 
 
+@pytest.mark.accuracy
 def test_a_gaussian_posterior_and_the_table(monkeypatch, tmp_path):
     """There CFE has v = ½D(D + 3)/S, STL none at the optimum, and the control variate needs one step."""
     monkeypatch.setattr(estimators, "REPEATS", 300)

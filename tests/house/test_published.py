@@ -24,6 +24,7 @@ def constant(difference):
     return float((difference - difference[0]).abs().max()) < 1e-9 * max(1.0, float(difference.abs().max()))
 
 
+@pytest.mark.accuracy
 def test_every_model_is_batched_with_finite_gradients_and_has_a_truth():
     for model in MODELS.values():
         theta = points(model, scale=0.2).requires_grad_()

@@ -33,6 +33,7 @@ def test_a_peer_that_did_not_get_there_gives_a_bound(tmp_path):
     assert [line.split(" | ")[2] for line in lines] == ["above 150", "4"]
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", ["svgp", "network"])
 def test_rows_of_other_benchmarks_can_be_measured(name, monkeypatch, capsys):
     """They import what stands beside them, and no row is left out for another reason than a missing peer."""

@@ -80,6 +80,7 @@ def test_holm():
     torch.testing.assert_close(holm(p), expected)
 
 
+@pytest.mark.accuracy
 def test_the_exact_posterior_is_calibrated():
     found = calibration(5, quantities={"log likelihood": lambda theta, y: loglik(theta, y)})
     assert found.calibrated
@@ -95,6 +96,7 @@ def loglik(theta, y):
     return -0.5 * ((y - theta[..., None, :]) / NOISE).square().sum((-2, -1))
 
 
+@pytest.mark.accuracy
 def test_a_halved_sd_is_flagged_and_measured():
     found = calibration(3, lambda y: exact(y, factor=0.5), runs=200)
     assert set(found.flagged) == {"theta[0]", "theta[1]", "theta[2]"}
@@ -312,6 +314,7 @@ def test_many_simulations_do_not_say_what_they_could_find():
     assert str(many) == "calibration over 201 of 201 simulations: nothing speaks against it in 1 quantity."
 
 
+@pytest.mark.accuracy
 def test_picture(tmp_path):
     figure = pytest.importorskip("matplotlib.figure").Figure()
     factor = torch.tensor([1.0, 0.4, 1.0], dtype=torch.float64)

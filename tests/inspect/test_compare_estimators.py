@@ -48,6 +48,7 @@ class TestGaussianTarget:
     def compared(self, estimators, repeats=2000):
         return compare_estimators(self.q, self.target.log_joint, estimators, repeats=repeats)
 
+    @pytest.mark.accuracy
     def test_price_has_the_noise_of_the_mean_alone(self):
         """H is exact, and E|â - a|² = ‖A‖²/S."""
         found = self.compared([Hessian(Independent(5, seeded()))])
@@ -82,6 +83,7 @@ class TestGaussianTarget:
 
 
 class TestLogistic:
+    @pytest.mark.accuracy
     def test_those_that_say_unbiased_are_within_their_errors(self):
         q = CholeskyGaussian(3, mean=0.5, dtype=DTYPE)
         found = compare_estimators(q, logistic(), repeats=200, generator=seeded())

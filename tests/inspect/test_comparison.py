@@ -87,6 +87,7 @@ def test_likelihoods_of_counts_are_comparable():
     assert found.certificate.max() < 1e-8
 
 
+@pytest.mark.accuracy
 def test_the_print_has_a_line_a_model_and_its_cautions():
     few = {"a": fitted(rows=slice(50)), "b": fitted(1, rows=slice(50))}
     found = compare_models(few)

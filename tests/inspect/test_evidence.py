@@ -83,6 +83,7 @@ class TestExact:
 
 
 class TestKnown:
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
     def test_found_within_its_own_error(self, family):
         """30 coefficients of precision 4, 8 times: the errors in standard errors have mean square about one."""

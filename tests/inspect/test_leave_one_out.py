@@ -157,6 +157,7 @@ def test_breast_cancer():
     assert str(found) == "elpd -48.53 ± 12.99 nats over 569 rows, p_loo 24.05; 65 of them by a fit without the row."
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("sd", [0.1, 3.0, 30.0])
 def test_wide_predictors(sd):
     """A column that one row alone has: without the row its coefficient has the prior, and E Φ(a + sd z) is known."""
@@ -305,6 +306,7 @@ def test_wide_designs_fit_every_group_anew():
     assert found.density.isfinite().all()
 
 
+@pytest.mark.accuracy
 def test_tables_of_rows_are_made_for_a_few_groups_at_a_time(monkeypatch):
     """Of wide designs too: as many groups as are held at once make no difference, and no more are asked for."""
     design, module = randn(80, 61, seed=9), importlib.import_module("torchngvi.solved.leave_one_out")

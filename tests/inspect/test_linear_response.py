@@ -72,6 +72,7 @@ def cubic():
     return T, mean, C, torch.stack(response, 1)
 
 
+@pytest.mark.accuracy
 def test_response_of_a_cubic_is_that_of_tilts_solved_again(cubic):
     T, mean, C, expected = cubic
     B = torch.einsum("abc,ai,bj,ck->ijk", T, C, C, C)

@@ -273,6 +273,7 @@ def test_five_bad_directions_are_mended_by_a_warp():
     assert (result.posterior.stddev / truth).log().abs().max() < 0.1
 
 
+@pytest.mark.accuracy
 def test_a_product_of_two_funnels_takes_two_fans():
     one, evidence, sd = funnel(1.5, 4)
     mean, scale = (part.repeat(2) for part in best_of_funnel(1.5, 4))
@@ -438,6 +439,7 @@ def test_the_best_kind_is_returned(log_joint, start, kind):
     assert f"{result.gradients} gradients and {result.values} values of the log joint" in str(result)
 
 
+@pytest.mark.accuracy
 def test_a_result_of_a_fit_is_a_start():
     log_joint, evidence, _ = funnel(1.5, 3)
     torch.manual_seed(0)
@@ -507,6 +509,7 @@ def test_what_is_returned_can_be_saved(tmp_path):
             assert new.log_prob(theta).shape == (2, 3)
 
 
+@pytest.mark.accuracy
 def test_the_snippet_of_the_docs():
     """It runs as it stands."""
     text = (pathlib.Path(__file__).parents[2] / "docs/refine.md").read_text(encoding="utf-8")

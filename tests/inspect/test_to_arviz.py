@@ -57,6 +57,7 @@ def elpd(loo):
 
 
 class TestRegressions:
+    @pytest.mark.accuracy
     def test_leave_one_out_is_that_of_refits(self):
         """PSIS-LOO of one fit against a fit without each row: within its own standard error, and far within."""
         result, X, y = logistic()
@@ -151,6 +152,7 @@ class TestMixedModels:
         with pytest.raises(InputError, match=r"^draws of a mixed model are those of its result, .*Leave draws out\.$"):
             to_arviz(result, draws=10)
 
+    @pytest.mark.accuracy
     def test_several_factors(self):
         frame = visits()
         X = torch.as_tensor(np.column_stack([np.ones(48), frame.week]))
@@ -198,6 +200,7 @@ class TestRuns:
         for name in ("sd_patient", "sd_ward"):
             np.testing.assert_allclose(data["posterior"][name].values, same["posterior"][name].values, rtol=1e-8)
 
+    @pytest.mark.accuracy
     def test_two_classes_of_a_formula(self):
         one = self.run("--formula", "ill[yes] ~ week + (1 | patient)", "--likelihood", "logit").to_arviz()
         np.testing.assert_array_equal(of(one, "observed_data"), self.frame.ill == "yes")

@@ -296,6 +296,7 @@ def test_a_forest_of_factors_is_examined_as_a_full_q_is():
     assert torch.allclose(shapes[0].log_sd, shapes[1].log_sd, atol=1e-9)
 
 
+@pytest.mark.accuracy
 def test_wide_problems():
     q = DiagonalGaussian(2100, dtype=F64)
     verdict = examine(q, normal, max_gradients=1000)
@@ -304,6 +305,7 @@ def test_wide_problems():
     assert verdict.word == "fits"
 
 
+@pytest.mark.accuracy
 def test_weights_of_no_use_do_not_decide():
     """Many small misfits: each standard deviation is nearly right, and hardly a draw has any weight."""
     a = 5.0

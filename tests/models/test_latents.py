@@ -527,6 +527,7 @@ class Largest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.accuracy
 def test_no_matrix_of_all_latents():
     """Of 3,600 latents no tensor of a value with its gradient has a tenth of D² entries, nor of a draw."""
     data = square(60)
@@ -540,6 +541,7 @@ def test_no_matrix_of_all_latents():
     assert theta.grad.isfinite().all()
 
 
+@pytest.mark.accuracy
 def test_the_page_of_latents(capsys):
     """The snippet of latent variables in docs/groups.md runs as it stands, and prints what stands there."""
     text = (pathlib.Path(__file__).parents[2] / "docs/groups.md").read_text(encoding="utf-8")

@@ -82,6 +82,7 @@ class TestTable:
             inside = gap[(x >= piece.low) & (x <= piece.high)]
             assert float(inside.max()) == pytest.approx(float(gap.max()), rel=1e-3)
 
+    @pytest.mark.accuracy
     def test_the_pieces_fit_together(self):
         for R in GAPS:
             pieces = best_pieces(R)
@@ -214,6 +215,7 @@ class TestHazard:
         loss = VN(q, lr=0.1, estimator=PiecewiseBound(20, clip=True)).step(model)
         assert math.isfinite(float(loss))
 
+    @pytest.mark.accuracy
     def test_the_value_has_little_bias_the_curvature_a_lot(self):
         """The exact objective at the bound's fixed point approaches the optimum as R grows."""
         X = randn(60, DIM, seed=1)

@@ -194,6 +194,7 @@ class TestConjugate:
         S = model.X.mT @ (model.X * model.weights[:, None]) / NOISE**2
         close(q.precision, S, 1e-6)
 
+    @pytest.mark.accuracy
     def test_weak_rows_count(self):
         """Each moves q by less than the norm at which a fit to a batch ends, and all by much."""
         X, y = torch.full((200, 1), 0.1, dtype=DTYPE), torch.full((200,), 3.0, dtype=DTYPE)
@@ -399,6 +400,7 @@ class TestLogistic:
         assert result.converged, result.reason
         assert result.loss == pytest.approx(lowest_of(model), abs=1e-8)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("size", [1, 10])
     def test_not_log_concave(self, size, monkeypatch):
         """Outliers of Student's t bend the wrong way: what leaves no density is skipped."""

@@ -455,6 +455,7 @@ def test_two_columns_under_a_gaussian_of_one_scale():
                 optimizer.step()
 
 
+@pytest.mark.accuracy
 def test_the_heteroscedastic_likelihood():
     """Its curvature is the Fisher information, by terms and by sampled labels, and its noise is found."""
     torch.manual_seed(0)

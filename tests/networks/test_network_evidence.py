@@ -62,6 +62,7 @@ def test_of_independent_weights_it_is_their_largest_elbo():
     assert q.log_evidence(loader) < float(exact)
 
 
+@pytest.mark.accuracy
 def test_of_a_logistic_regression_it_agrees_with_quadrature():
     g = torch.Generator().manual_seed(3)
     n = 200

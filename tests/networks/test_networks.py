@@ -425,6 +425,7 @@ def test_vogn_takes_the_published_steps():
     torch.testing.assert_close(flat(optimizer.q.families[0].curvature), flat(hess), rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.accuracy
 def test_gradient_noise_has_the_variance_of_a_mean():
     """White noise of variance v/B in the gradients is observed as a curvature v, within four standard errors."""
     model = nn.Linear(1, 1, bias=False)
@@ -632,6 +633,7 @@ def test_clipping_accumulation_and_normalisation():
     assert (model(x).argmax(1) == y).float().mean() > 0.7
 
 
+@pytest.mark.accuracy
 def test_a_compiled_network_is_the_same():
     def run(wrap):
         model, q, optimizer, _ = attached(steps=12)
@@ -642,6 +644,7 @@ def test_a_compiled_network_is_the_same():
     torch.testing.assert_close(compiled, run(lambda m: m), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.accuracy
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
 def test_a_compiled_step_is_the_same():
     """The hooks are out of the compiler's sight, which would compile them anew for every draw."""

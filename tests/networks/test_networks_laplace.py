@@ -90,6 +90,7 @@ def test_rows_and_singles_of_one_network():
         torch.testing.assert_close(rows.root[k] @ rows.root[k].T, expected, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.accuracy
 def test_labels_that_are_drawn_have_the_same_mean():
     model, x = net(), inputs()
     exact = torchngvi.network(copy.deepcopy(model), N, temperature=1.0)

@@ -95,6 +95,7 @@ def test_the_precision_is_that_of_single_terms(kind):
         check_precision(q, *(given if isinstance(given, tuple) else [given]))
 
 
+@pytest.mark.accuracy
 def test_a_head_with_means_and_standard_deviations():
     """laplace has the precision of single terms, and calibrate finds that the noise of data is √8 times as large."""
     generator, likelihood = torch.Generator().manual_seed(0), HeteroscedasticGaussian()
@@ -213,6 +214,7 @@ def test_more_labels_than_num_data_are_told(labels):
     made(nn.Linear(4, 2), 12, likelihood=Gaussian(0.5)).laplace([(x, x)], labels=labels)
 
 
+@pytest.mark.accuracy
 def test_half_precision_does_not_vanish():
     """Gradients of the mean loss of 4,096 labels are below the smallest number of half precision."""
     torch.manual_seed(0)

@@ -54,6 +54,7 @@ def trained(x, y):
     return q, log_scale.exp().item()
 
 
+@pytest.mark.accuracy
 def test_a_short_run_ends_at_the_posterior_and_the_noise_of_a_linear_model():
     """Linear and Gaussian, 300 steps: the noise within 4 %, all standard deviations in the mean within 12 %."""
     x, y = linear_data()
@@ -120,6 +121,7 @@ def numbers(scale):
     return q, x, y
 
 
+@pytest.mark.accuracy
 @untrained
 def test_calibrate_finds_the_noise():
     """A noise of twice the scale: the factor is 2 to a step of the grid, and predictions are those of the new scale."""
@@ -206,6 +208,7 @@ def test_a_noise_that_the_loss_leaves_out_is_told():
     assert q.likelihood.doubt() is None
 
 
+@pytest.mark.accuracy
 @untrained
 def test_calibrate_says_that_it_ended_at_an_end():
     """Of the temperatures, both ends; of the factors of the noise."""

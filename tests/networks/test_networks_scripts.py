@@ -797,6 +797,7 @@ def test_the_diff_of_the_docs():
     assert seen["q"].draw == 6
 
 
+@pytest.mark.accuracy
 def test_public_questions(tmp_path):
     """Labels without a column are refused by ours, and a copy of what was fitted predicts the same."""
     reason = "needs the benchmarks of a clone: run python -m pytest in its root"

@@ -52,6 +52,7 @@ def precisely(function, s):
 class TestSoftplus:
     """What `test_logistic_moments.py` does not ask of its expectations."""
 
+    @pytest.mark.accuracy
     def test_the_reference_has_converged(self):
         """Another number of nodes changes nothing, so that the bound above is not the reference's own."""
         for s in DEVIATIONS:

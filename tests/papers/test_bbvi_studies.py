@@ -101,6 +101,7 @@ class TestConvergence:
             if T % 50 == 0:
                 assert float(batch.distances2().mean()) <= variance.two_stage_bound(mu, T, delta2)
 
+    @pytest.mark.accuracy
     def test_the_proximal_method_finds_the_same_optimum(self):
         target = random_target(2, 7)
         q = CholeskyGaussian(2, (200,), dtype=F64)

@@ -185,6 +185,7 @@ class TestRuns:
 
 
 class TestCommands:
+    @pytest.mark.accuracy
     def test_compare_from_flags(self, capsys):
         code = main(["--data", "breast_cancer", "--methods", "vn", "bwgd=1e-3", "--iterations", "4",
                      "--starts", "2", "--out", "here"])  # fmt: skip
@@ -261,6 +262,7 @@ class TestFigures:
         table = comparison.compared(log)
         assert table.below[0] == pytest.approx(gaps[log["iteration"] == 5].mean(), rel=1e-9)
 
+    @pytest.mark.accuracy
     def test_the_optimum_is_that_of_the_family(self):
         methods = [{"method": "vn", "posterior": kind} for kind in ("cholesky", "diagonal")]
         for method in methods:
@@ -320,6 +322,7 @@ class TestFigures:
             for edge in (gaps.min()[iteration], gaps.max()[iteration]):
                 assert min(abs(y - edge) for y in edges) < 1e-9 * edge
 
+    @pytest.mark.accuracy
     def test_a_run_that_diverged_is_told_in_its_cells(self, capsys):
         assert main(["--data", "breast_cancer", "--methods", "vn", "root_gd=1e3", "--iterations", "30",
                      "--starts", "2"]) == 0  # fmt: skip
@@ -344,6 +347,7 @@ class TestFigures:
         assert comparison.last_values(log)["objective"].isna().all()
         assert len(comparison.curves(log, self.experiment).axes[0].lines[0].get_ydata()) == 5
 
+    @pytest.mark.accuracy
     def test_equal_figures_are_equal_files(self):
         log = self.log()
         for name in ("one", "two"):

@@ -99,6 +99,7 @@ def test_the_start_is_left_alone(name):
     close(flow.covariance[0], q.covariance, 1e-12)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("condition", [1.0, 1e3])
 def test_the_rate_is_free_of_conditioning(condition):
     """The gap of a quadratic falls as e⁻²ᵗ near the optimum."""

@@ -273,6 +273,7 @@ def test_estimates_are_unbiased(estimator):
     assert float(z.abs().max()) < Z_LIMIT
 
 
+@pytest.mark.accuracy
 def test_variances_are_in_order():
     """A constant in the log joint costs the plain estimator dear, the control variate nothing, the path nothing."""
     q, _ = family_and_bound()

@@ -334,6 +334,7 @@ def test_example_3_exact_natural_gradient(seed, total, first, best, mean):
     assert torch.allclose(from_library.mean, m, rtol=1e-8)
 
 
+@pytest.mark.accuracy
 def test_example_3_gradients():
     """Of the bound, against autograd; and of its value, against Monte Carlo."""
     model = poisson_data(0)
@@ -396,6 +397,7 @@ def test_example_3_recommended():
     assert float(bound(rival.vector).median().detach()) == pytest.approx(-276.572, abs=0.02)
 
 
+@pytest.mark.accuracy
 def test_example_3_as_printed_leaves_the_cone():
     """(μ, vec Σ), S = 1, ε = 1: Σ is not positive definite after the first step; with ε = 10⁵ it stays."""
     model = poisson_data(0)

@@ -202,6 +202,7 @@ class TestNaturalGradientAndMirrorDescent:
         NGVI(q, lr=0.3).step(model)
         close(flat_natural(Natural.of(q.mean, q.covariance)), (eta - 0.3 * dual).detach(), IDENTITY)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("dim", [1, 2])
     def test_mirror_descent_gives_the_same_iterates(self, dim):
         # N3, Lemma 1: argmin ⟨∇ℓ(ω_t), ω⟩ + D_A*(ω, ω_t)/γ, by Newton's method
@@ -276,6 +277,7 @@ class TestNaturalGradientAndMirrorDescent:
 
 
 class TestSteps:
+    @pytest.mark.accuracy
     def test_the_cone_is_never_left(self):
         # N6, N7: 10⁴ steps on one row each; V_t ⪯ νI with ν = max(1, ‖P‖)
         precision = torch.diag(torch.tensor([0.5, 4.0])).double()
@@ -652,6 +654,7 @@ class TestRate:
         assert sharp_rate_bound(V, 0) == pytest.approx(V)
         assert gap < sharp_rate_bound(V, 0)
 
+    @pytest.mark.accuracy
     def test_and_at_every_later_one(self):
         model, R, V = self.one_large_row(), 8000, 0.0
         q, star = NaturalGaussian(1, (R,), dtype=F64), exact_posterior(model)
@@ -967,6 +970,7 @@ class TestBaseline:
         NaturalGradientVI(q, ProjectedRootGradient(1e-10), lr=10.0, step_size=Constant()).step(model)
         assert q.scale_tril.diagonal().tolist() == [1e-10, 1e-10]
 
+    @pytest.mark.accuracy
     def test_both_find_the_same_optimum(self):
         model = logistic()
         star = exact = CholeskyGaussian(2, dtype=F64)

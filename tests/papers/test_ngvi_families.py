@@ -280,6 +280,7 @@ class TestFit:
         assert (result.converged, result.evaluations) == (False, 1)
         assert "not finite at some of its draws. It has to be on the whole support of q" in result.reason
 
+    @pytest.mark.accuracy
     def test_a_log_joint_without_an_optimum(self):
         result = fit(Gamma(vec(1.0, 1.0)), lambda x: x[..., 0], progress=False)
         assert not result.converged

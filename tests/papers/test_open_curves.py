@@ -63,6 +63,7 @@ class TestHeldFlow:
         near(covariance, torch.linalg.inv(S))
         near(mean, mu + decay * torch.linalg.solve(S, q.precision @ (q.mean - mu)))
 
+    @pytest.mark.accuracy
     def test_so_says_a_solver_of_the_flow(self):
         model = gaussian()
         q = begun(optimum(model), 5.0)
@@ -140,6 +141,7 @@ class TestExponential:
                 after = stepped(CURVES[name](), q, torch.zeros(1, dtype=DTYPE), w, rho)[1]
                 near(2 * after, torch.tensor([[expected(u)]], dtype=DTYPE))
 
+    @pytest.mark.accuracy
     @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
     def test_staying_in_the_cone_is_not_converging(self):
         """At ρ = 2.3 the variance of the exponential curve goes round a cycle of two; the flow's curve converges."""
@@ -161,12 +163,14 @@ def test_runs_are_off_the_flow_to_first_order(name):
     assert away(name, model, start, 40) / away(name, model, start, 80) == pytest.approx(2, rel=0.05)
 
 
+@pytest.mark.accuracy
 def test_the_optimum_without_log_concavity_is_stationary():
     model = robust()
     star = optimum(model)
     assert float(star.norm2(star.local(Quadrature()(star, model)))) < 1e-16
 
 
+@pytest.mark.accuracy
 def test_the_robust_regression_curves_down_at_its_start():
     """W has a negative eigenvalue there, -1 being that of P: the curves differ in kind."""
     model = robust()
@@ -174,6 +178,7 @@ def test_the_robust_regression_curves_down_at_its_start():
     assert float(torch.linalg.eigvalsh(start.local(Quadrature()(start, model)).P)[0]) < -1
 
 
+@pytest.mark.accuracy
 @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
 def test_noise_that_leaves_the_cone_is_said():
     star = optimum(few())

@@ -117,6 +117,7 @@ class TestRatios:
 
 
 class TestFloor:
+    @pytest.mark.accuracy
     def test_price_on_a_gaussian_model_has_the_floor_in_closed_form(self):
         """½ γ/(2 - γ) tr A²/S exactly, A the likelihood's share; V stays at V*, and both methods take one step."""
         model, gamma, ends = gaussian(), 0.2, []
@@ -167,6 +168,7 @@ class TestBatches:
         spent, gap = expected(ends, lambda t: (1 / (1 + t), 1), 1.0, 3000)[-1]
         assert spent * gap == pytest.approx(0.5, rel=1e-3)
 
+    @pytest.mark.accuracy
     def test_the_recursion_tends_to_the_limits_of_constant_and_falling_steps(self):
         ends = Ends(torch.tensor([0.6, 1.5], dtype=DTYPE), torch.tensor([2.0, 1.0], dtype=DTYPE))
         _, gap = expected(ends, lambda t: (0.2, 1), 1.0, 400)[-1]
@@ -227,6 +229,7 @@ class TestMeanField:
         expected = (model.X.mT @ model.y - (precision - torch.diag(D)) @ before) / D
         assert q.mean.detach().numpy() == pytest.approx(expected.numpy(), rel=1e-9)
 
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("make", [counts, few])
     def test_full_steps_grow_by_the_largest_distance_of_an_eigenvalue_from_one(self, make):
         model = make()

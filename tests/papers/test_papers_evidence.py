@@ -139,6 +139,7 @@ def test_the_flop_models_of_figure_5():
 ONE_CASE = {"name": "c", "data": "synthetic", "rows": 60, "features": 3, "methods": [{"method": "vn", "lr": 0.5}]}
 
 
+@pytest.mark.accuracy
 def test_a_grid_of_steps_is_one_comparison(tmp_path, capsys):
     """Row 50: methods may be named several times, each with its step."""
     flags = {"data": "breast_cancer", "iterations": 3, "starts": 2}

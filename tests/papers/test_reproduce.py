@@ -98,6 +98,7 @@ class TestCommands:
         assert Path("out/fig1.png").exists()
         assert "largest difference" in capsys.readouterr().out
 
+    @pytest.mark.accuracy
     def test_run_time(self):
         text = (CONFIGS / "srvn-fig5.toml").read_text().replace("dims = [25, 50, 100, 200, 400, 800]", "dims = [3, 5]")
         Path("fig5.toml").write_text(text.replace("iterations = 300", "iterations = 3"))

@@ -809,6 +809,7 @@ class TestSlopeStop:
         assert stop.rise() == pytest.approx((9.029 - 9.010) / 2)
         assert stop.steps == 12
 
+    @pytest.mark.accuracy
     def test_defaults(self):
         step, stop = self.run(itertools.repeat(torch.tensor(-3.0)))
         assert (step, stop.means) == (3000, [-3.0] * 3)

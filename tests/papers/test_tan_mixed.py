@@ -167,6 +167,7 @@ def test_the_control_of_final_bounds():
     assert list(mixed.controlled(log)["estimate"]) == [-10.0, -10.5, 5.0, 4.75]
 
 
+@pytest.mark.accuracy
 def test_figure_1(tmp_path):
     from examples.papers.tan2025 import patterns
 

@@ -34,6 +34,7 @@ class TestTheorem3:
 class TestExperiments:
     """The studies: coding of the data, the log, what is drawn from it."""
 
+    @pytest.mark.accuracy
     def test_figure_2(self, tmp_path):
         from examples.papers.tan2025 import theorem as tan
 
@@ -102,6 +103,7 @@ class TestExperiments:
         assert abs(float(estimate.estimate) + 115.3) <= 0.4
         assert ended.means[-1] == pytest.approx(-115.3, abs=0.5)
 
+    @pytest.mark.accuracy
     @needs_data
     def test_seeds_of_one_row(self, tmp_path):
         """The table has the mean T of the seeds and its range, and no row of the fits that were not asked for."""

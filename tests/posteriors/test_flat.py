@@ -84,6 +84,7 @@ def test_status_measures_in_the_metric():
     assert opt.evaluate(ifvb.LowerBound(bound)).norm2.item() == pytest.approx(norm2.item())
 
 
+@pytest.mark.accuracy
 def test_fit_by_an_optimizer_of_flat_vectors(tmp_path):
     """A verdict and a checkpoint as for any other posterior, where no Fisher matrix is known too."""
     torch.manual_seed(0)

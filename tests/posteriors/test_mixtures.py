@@ -339,6 +339,7 @@ class TestFit:
         assert torch.allclose(q.weights, vec(0.5, 0.5), atol=1e-3)
         assert len(result.trace) < 12
 
+    @pytest.mark.accuracy
     def test_without_trust_a_mode_is_lost_and_said(self):
         """At ρ = 1 the first step throws both means away; the one that comes back first takes all the weight."""
         torch.manual_seed(0)

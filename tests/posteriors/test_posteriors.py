@@ -497,6 +497,7 @@ class TestDiagonalIsLinear:
         with Watch(WIDE):
             VN(q, lr=1e-3, estimator=estimators[name](8)).step(lambda theta: -theta.square().sum(-1))
 
+    @pytest.mark.accuracy
     def test_curvature_by_columns(self):
         s = torch.linspace(0.5, 1.5, WIDE, dtype=DTYPE)
         q = wide(scale=s)

@@ -822,6 +822,7 @@ def test_copies_of_a_model_with_parameters():
     assert torch.equal(pickle.loads(pickle.dumps(guide)).posterior.mean, guide.posterior.mean)
 
 
+@pytest.mark.accuracy
 def test_other_dtype_and_device():
     guide = fitted().float()
     assert guide(SIGMA, EFFECT)["mu"].dtype == torch.float32
@@ -856,6 +857,7 @@ LARGE = torch.tensor([3.0, -2.0, 2.5, -1.0, 2.2, -2.9], dtype=DTYPE)
 BEST = float((LARGE.square().mean() - 1).sqrt())
 
 
+@pytest.mark.accuracy
 def test_empirical_bayes_by_a_pyro_optimizer():
     guide = AutoGaussian(with_noise, ngvi.DiagonalGaussian)
     svi = NaturalSVI(with_noise, guide, pyro.optim.ClippedAdam({"lr": 0.2, "lrd": 0.98}), natural=half)
@@ -865,6 +867,7 @@ def test_empirical_bayes_by_a_pyro_optimizer():
     close(torch.tensor(svi.evaluate_loss(LARGE)), marginal, 1e-3)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("local", [False, True])
 def test_empirical_bayes_by_a_torch_optimizer(local):
     with pyro.settings.context(module_local_params=local):
@@ -900,6 +903,7 @@ def test_bayesian_module():
     close(guide.posterior.mean, exact_moments()[0], 1e-6)
 
 
+@pytest.mark.accuracy
 def test_minibatches():
     def model(X, y):
         w = pyro.sample("w", dist.Normal(0, 2).expand([3]).to_event(1))
@@ -970,6 +974,7 @@ def test_a_run_with_parameters_goes_on_from_its_state(tmp_path):
     assert [resumed.step(LARGE) for _ in range(4)] == expected
 
 
+@pytest.mark.accuracy
 def test_module_local_params():
     """The guide in the drop-in route, beside a model with parameters of its own."""
     with pyro.settings.context(module_local_params=True):
@@ -1037,6 +1042,7 @@ def test_run_says_when_it_is_too_short(monkeypatch):
     assert svi.run(8, X, Y, progress=False).reason == "because it was interrupted before q was evaluated."
 
 
+@pytest.mark.accuracy
 def test_enumerated_latents():
     """The guide leaves them out, the log joint sums them out, TraceEnum_ELBO agrees."""
     guide = AutoGaussian(broadcasting_mixture).setup(MIXED)
@@ -1154,6 +1160,7 @@ PAGES = {
 }
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("model", "args"), PAGES.values(), ids=PAGES)
 def test_models_of_pyros_pages_run_unchanged(model, args):
     guide = AutoGaussian(model)
@@ -1478,6 +1485,7 @@ def test_documentation():
     assert scope["result"].converged
 
 
+@pytest.mark.accuracy
 def test_a_hierarchical_model_is_fitted_where_its_mode_is_of_no_use():
     """Eight schools, centred: the mode is where the schools are all alike."""
     effects, errors = (

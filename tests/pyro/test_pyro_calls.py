@@ -43,6 +43,7 @@ def reads(monkeypatch):
     return calls
 
 
+@pytest.mark.accuracy
 def test_a_structure_is_tried_once_for_the_same_data(reads):
     group, y = torch.arange(4).repeat(3), torch.randn(12)
     guide = AutoGaussian(by_index, structure="auto")
@@ -51,6 +52,7 @@ def test_a_structure_is_tried_once_for_the_same_data(reads):
     assert len(reads) == 1
 
 
+@pytest.mark.accuracy
 def test_it_is_tried_again_for_other_data(reads):
     group, y = torch.arange(4).repeat(3), torch.randn(12)
     guide = AutoGaussian(by_index, structure="auto").setup(group, y)
@@ -61,6 +63,7 @@ def test_it_is_tried_again_for_other_data(reads):
     assert len(reads) == 3
 
 
+@pytest.mark.accuracy
 def test_rows_that_read_their_group_by_index_are_examined_as_those_of_a_dense_guide_are():
     group, y = torch.arange(4).repeat(6), torch.randn(24) + torch.arange(4.0).repeat(6)
     for kind in ("auto", "dense"):

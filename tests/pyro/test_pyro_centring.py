@@ -84,6 +84,7 @@ def test_the_weights_are_the_share_of_the_data_in_the_precision():
     torch.testing.assert_close(weights["b"], SIGMA**-2 / (SIGMA**-2 + 0.25), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.accuracy
 def test_a_funnel_is_not_centred_and_gains():
     def model():
         tau = pyro.sample("tau", dist.LogNormal(0.0, 1.0))
@@ -100,6 +101,7 @@ def test_a_funnel_is_not_centred_and_gains():
     assert str(better).startswith("b: weight 0.0")
 
 
+@pytest.mark.accuracy
 def test_a_model_that_the_data_tell_stays_as_it_is_written():
     def model():
         tau = pyro.sample("tau", dist.LogNormal(0.0, 1.0))
@@ -126,6 +128,7 @@ def test_a_model_without_such_sites_is_refused():
         centred(model)
 
 
+@pytest.mark.accuracy
 def test_the_verdict_names_it_where_a_gaussian_does_not_fit():
     def model():
         tau = pyro.sample("tau", dist.LogNormal(0.0, 1.5))

@@ -125,6 +125,7 @@ def test_a_guide_that_is_set_up_in_inference_mode_is_moved():
     assert not torch.equal(guide.posterior.mean, before)
 
 
+@pytest.mark.accuracy
 def test_posteriors_over_a_flat_vector_move_too():
     guide = AutoGaussian(regression, FlatCholesky.standard)
     svi = SVI(regression, guide, pyro.optim.Adam({"lr": 0.05}), eight_draws())
@@ -376,6 +377,7 @@ def test_a_forecaster_of_pyro_moves_it():
     assert float(guide.posterior.stddev * precision**0.5) == pytest.approx(1.0, abs=0.1)
 
 
+@pytest.mark.accuracy
 def test_a_loop_of_torch_over_a_gaussian_process_moves_it():
     from pyro.contrib import gp
     from pyro.nn import PyroSample

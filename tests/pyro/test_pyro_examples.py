@@ -39,6 +39,7 @@ def test_eight_schools(example, capsys):
     assert abs(corrected[2] - 3.9) < 1
 
 
+@pytest.mark.accuracy
 def test_regression(example, capsys):
     result, noise = example("pyro_regression", "--steps", "100")
     assert result.converged
@@ -95,6 +96,7 @@ def test_mixture(example):
     assert abs(loss - result.loss) < 0.3
 
 
+@pytest.mark.accuracy
 def test_decoder(example):
     result, same = example("pyro_decoder", "--steps", "150")
     losses = [record.loss for record in result.trace]
@@ -108,6 +110,7 @@ def test_baseball(example):
     assert errors["partially_pooled"] < errors["fully_pooled"] < errors["not_pooled"]
 
 
+@pytest.mark.accuracy
 def test_correlations(example):
     result, mean, sample = example("pyro_correlations", "--draws", "500")
     assert result.converged

@@ -75,6 +75,7 @@ def model_by_rows(X, y):
         pyro.sample("y", dist.Normal((X * w).sum(-1), 0.5), obs=y)
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize("rest", [AutoNormal, AutoDelta])
 def test_each_block_ends_where_it_would_alone(rest):
     guide = listed(model, ["w"], rest)

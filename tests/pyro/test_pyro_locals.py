@@ -157,6 +157,7 @@ def test_a_fit_ends_at_the_exact_posterior_and_its_evidence():
     assert abs(torch.tensor(losses).mean() + evidence) < 4 * noise
 
 
+@pytest.mark.accuracy
 def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     """Its ELBO is that of the best of all Gaussians, since a full one has no more to say."""
     model, args = slopes(12, 4, most=8, scales=False)
@@ -178,6 +179,7 @@ def test_a_fit_of_counts_in_batches_ends_where_that_of_a_full_covariance_does():
     assert (ratio - 1).abs().max() < 0.05
 
 
+@pytest.mark.accuracy
 def test_steps_after_the_visits_are_kept_where_the_bound_rises():
     """The members go back with q(g) where a step is not taken, so that no pass ends above the one before."""
     model, args = slopes(12, 4, most=8, scales=False)
@@ -211,6 +213,7 @@ def test_a_member_that_fills_up_a_batch_does_not_count_even_where_its_density_is
     assert fresh_elbo([batches[0], (batches[1][0], whole)]).elbo == -math.inf
 
 
+@pytest.mark.accuracy
 def test_the_reported_elbo_is_unbiased():
     """Against the closed form of a mixed model at the same q; the points of the fit are off by .4 nats here."""
     n, rows = 300, 5
@@ -280,6 +283,7 @@ def nested(n, size):
     return model, (x, y)
 
 
+@pytest.mark.accuracy
 def test_plates_within_members_and_positive_locals():
     model, args = nested(21, 7)
     guide = AutoLocalGaussian(model, "groups", num_particles=32)
@@ -301,6 +305,7 @@ def test_plates_within_members_and_positive_locals():
     assert {name: tuple(together[name].shape) for name in ("beta", "b")} == {"beta": (7, 1, 2), "b": (7, 7, 1)}
 
 
+@pytest.mark.accuracy
 def test_a_fit_goes_on_and_is_kept(tmp_path):
     """From a checkpoint to the last bit, and from a state_dict in another guide."""
     model, y, _, _ = gaussian(12, 4)

@@ -85,6 +85,7 @@ def crossed(y, sds=None):
 CELLS = torch.randn(24, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
 
 
+@pytest.mark.accuracy
 def test_crossed_factors_are_integrated_out_exactly():
     """Given the standard deviations the data are Gaussian: at each theta, and the evidence where they are known."""
 
@@ -105,6 +106,7 @@ def test_crossed_factors_are_integrated_out_exactly():
     assert -result.loss == pytest.approx(float(evidence(0.7, 0.4, 2.0).log_prob(CELLS)), abs=1e-3)
 
 
+@pytest.mark.accuracy
 def test_what_a_guide_with_a_field_gives():
     """Sites in their shapes from draws, medians and quantiles, all of one order."""
     guide = AutoMarginal(crossed)
@@ -207,6 +209,7 @@ def fitted(model=schools):
     return guide, fit_guide(model, guide, Y, options=QUIET)
 
 
+@pytest.mark.accuracy
 def test_the_scale_of_groups_is_wider_than_in_one_gaussian():
     (marginal, result), dense = fitted(), AutoGaussian(schools, structure="dense", name="dense")
     fit_guide(schools, dense, Y, options=QUIET)
@@ -257,6 +260,7 @@ def test_predictive_where_the_plate_of_the_data_is_beyond_those_of_the_latents(d
     assert torch.allclose(drawn.mean(0), exact, atol=0.05)
 
 
+@pytest.mark.accuracy
 def test_quantiles_are_those_of_the_draws():
     """Of the mixture, which is skewed where the scale of the groups is not known."""
     guide = AutoMarginal(schools, draws=8192)
@@ -283,6 +287,7 @@ def test_draws_follow_the_seed_and_q():
         guide(Y)
 
 
+@pytest.mark.accuracy
 def test_float32_of_the_model():
     """As most models of Pyro are: matrix products take one dtype."""
     X, number = torch.randn(40, 3), torch.arange(40) % 8
@@ -412,6 +417,7 @@ def wide_schools(y):
         pyro.sample("y", dist.Normal(theta, S), obs=y)
 
 
+@pytest.mark.accuracy
 def test_the_verdict_of_a_refined_guide_is_on_the_fan():
     guide, result = fitted(wide_schools)
     assert guide.refined is not None
@@ -452,6 +458,7 @@ def test_a_refined_guide_is_saved_and_copied():
     assert other.refined is None
 
 
+@pytest.mark.accuracy
 @pytest.mark.parametrize(("refine", "options"), [(False, {}), (True, {"max_gradients": 600})])
 def test_without_a_refinement_the_verdict_is_on_the_gaussian(refine, options):
     guide = AutoMarginal(wide_schools, refine=refine)

@@ -69,6 +69,7 @@ class TestConjugate:
         squares = (Y - q["mu"].mean).square().sum() + 5 / s
         assert torch.allclose(q["tau"].vector, vec(3.5, 0.1 + 0.5 * float(squares)), rtol=1e-6)
 
+    @pytest.mark.accuracy
     def test_the_loss_is_that_of_pyro(self):
         guide, result = fitted(normal, Y)
         losses = torch.tensor([Trace_ELBO().loss(normal, guide, Y) for _ in range(300)])

@@ -36,6 +36,7 @@ def has_moments(truth):
     assert bool(((truth.sd / sd).log().abs() < 5 / (2 * truth.ess_of_squares) ** 0.5).all())
 
 
+@pytest.mark.accuracy
 def test_chains_that_see_members_non_centred_give_the_model_as_it_is(tmp_path):
     density, path = log_joint(groups), tmp_path / "truths.json"
     chains = Chains(log_joint(non_centred(groups, ("x",))), torch.zeros(3), torch.eye(3), 32)

@@ -271,6 +271,7 @@ def test_packets_of_the_whole_are_those_of_the_factors_in_the_mean():
         assert bool(((ours.mean(0) - theirs).abs() < 7 * error + theirs.abs().max() / 4096).all())
 
 
+@pytest.mark.accuracy
 def test_the_noise_of_the_whole_is_the_variance_over_seeds_or_more():
     _, whole, q = poisson(12)
     a, W, noise2 = packets(whole, q, 64, 200)

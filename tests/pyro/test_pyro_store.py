@@ -115,6 +115,7 @@ def test_states_restore_the_guide(taken):
     assert same(fresh, guide)
 
 
+@pytest.mark.accuracy
 def test_scopes_keep_guides_apart():
     store = pyro.get_param_store()
     with store.scope() as first:

@@ -370,6 +370,7 @@ class Elements(TorchDispatchMode):
         return made
 
 
+@pytest.mark.accuracy
 def test_the_cost_of_an_evaluation_is_linear_in_the_groups():
     seen = []
     for n in (50, 100, 200):
@@ -388,6 +389,7 @@ def test_the_cost_of_an_evaluation_is_linear_in_the_groups():
     assert abs(second - 2 * first) < 0.01 * second
 
 
+@pytest.mark.accuracy
 def test_the_guide_goes_where_the_dense_one_goes():
     y = torch.randn(4, 3, 2)
     guide = AutoGaussian(classes, structure="auto").setup(y)

@@ -70,6 +70,7 @@ def design(X, y, seed=42):
 
 
 class TestOutputs:
+    @pytest.mark.accuracy
     def test_everything_is_written(self, cancer):
         assert {path.name for path in cancer.iterdir()} == WRITTEN
         assert (cancer / "fit.png").read_bytes().startswith(b"\x89PNG")
@@ -91,12 +92,14 @@ class TestOutputs:
         assert np.isinf(table["ratio_high"][~near]).all()
         np.testing.assert_allclose(table["sd"], result.summary().fixed.sd.numpy())
 
+    @pytest.mark.accuracy
     def test_settings_written_repeat_the_run(self, cancer):
         assert run(cancer / "config.toml", "--out", "again") == 0
         first, second = (summary(folder) for folder in (cancer, "again"))
         assert {**second["settings"], "out": None} == {**first["settings"], "out": None}
         pd.testing.assert_frame_equal(coefficients("again"), coefficients(cancer))
 
+    @pytest.mark.accuracy
     def test_linear_regression_is_the_exact_posterior(self):
         """Given the noise the posterior is Gaussian; over its grid the mixture is known to four digits."""
         assert main(["fit", str(CONFIGS / "diabetes_gaussian.toml"), "--no-progress", "--out", "linear"]) == 0
@@ -242,6 +245,7 @@ def test_a_marginal_effect_of_no_column_is_refused_before_the_fit(ship, capsys, 
     assert "the columns are deck, sex, survived; got 'sexx'. Did you mean 'sex'?" in capsys.readouterr().err
 
 
+@pytest.mark.accuracy
 def test_a_formula_with_groups(ship, capsys):
     formula = "survived[yes] ~ sex + deck + age + (1 | party)"
     flags = ("--data", "ship.csv", "--formula", formula, "--impute", "median")  # the level names the family
@@ -282,6 +286,7 @@ def test_two_numbers_are_classes(capsys):
 
 
 class TestPriors:
+    @pytest.mark.accuracy
     def test_a_number_is_per_standard_deviation_of_a_column(self, ship):
         assert run(*TABLE, "--prior-precision", 4) == 0
         table = coefficients("runs/ship")
@@ -307,6 +312,7 @@ class TestPriors:
             assert run(*TABLE, "--prior", bad, "--overwrite") == 2
             assert words in capsys.readouterr().err
 
+    @pytest.mark.accuracy
     def test_auto_is_where_the_evidence_is_largest(self, ship, capsys):
         assert run(*TABLE, "--prior-precision", "auto", "--draws", 400) == 0
         found = re.search(r"prior precision (\S+) has the largest evidence", capsys.readouterr().out)
@@ -465,6 +471,7 @@ class TestPredict:
         assert message in capsys.readouterr().err
         assert {path: path.read_bytes() for path in Path.cwd().rglob("*") if path.is_file()} == before
 
+    @pytest.mark.accuracy
     def test_real_numbers(self):
         draw = np.random.default_rng(0)
         x = draw.normal(size=300)
@@ -477,6 +484,7 @@ class TestPredict:
             np.testing.assert_allclose(found["high"] - found["low"], 2 * 1.96 * 0.5, rtol=0.25)
             assert (found["mean_high"] - found["mean_low"] < 0.3).all()
 
+    @pytest.mark.accuracy
     def test_ordered_categories(self, capsys):
         draw = np.random.default_rng(0)
         x = draw.normal(size=300)
@@ -495,6 +503,7 @@ class TestPredict:
             assert said in unwrapped(capsys.readouterr().out)
 
 
+@pytest.mark.accuracy
 def test_runs_are_compared(ship, capsys):
     """The model with the column that matters predicts rows better; one with noise alike."""
     ship.assign(noise=np.random.default_rng(0).normal(size=320)).to_csv("ship.csv", index=False)

@@ -44,6 +44,7 @@ class TestDensity:
         error = float(draws.std()) / math.sqrt(len(draws))
         assert abs(float(prior.expected_energy(mean, root @ root.mT) - draws.mean())) < 4 * error + 0.01
 
+    @pytest.mark.accuracy
     def test_over_all_coordinates(self):
         """The log joint has the prior, and its expectation and derivatives are those of draws and differences."""
         X, groups = torch.cat([torch.ones(12, 1, dtype=DTYPE), randn(12, 1, seed=5)], 1), torch.arange(12) // 3
@@ -105,6 +106,7 @@ class TestAYear:
             9 * float(summary.fixed[1]), abs=0.03
         )  # of draws
 
+    @pytest.mark.accuracy
     def test_the_command_line(self, years, tmp_path, capsys):
         years.to_csv(tmp_path / "years.csv", index=False)
         main(["fit", "--data", f"{tmp_path}/years.csv", "--formula", FORMULAS[0], "--out", f"{tmp_path}/run"])

@@ -380,6 +380,7 @@ def with_packages_blocked(blocked, *places):
 
 
 class TestExtras:
+    @pytest.mark.accuracy
     def test_modules_say_which_they_need(self):
         """With torch alone, as of an installation without extras; it was "No module named 'numpy'"."""
         extras = {
@@ -492,6 +493,7 @@ def test_a_checkpoint_killed_at_any_point_of_its_writing(at, tmp_path):
 class TestClassesOfABinaryMixedModel:
     """The classes of a saved run are those of the table, and not the signs that the likelihood computes with."""
 
+    @pytest.mark.accuracy
     def test_they_are_those_of_the_table(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         generator = np.random.default_rng(0)

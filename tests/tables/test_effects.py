@@ -322,6 +322,7 @@ def test_average_marginal_effects_are_those_of_statsmodels(formula, family, effe
         assert row["sd"] == pytest.approx(error, rel=0.08)
 
 
+@pytest.mark.accuracy
 def test_effects_on_the_probabilities_of_categories_sum_to_0():
     pytest.importorskip("formulae")
     from torchngvi.tables.model import regression

@@ -643,6 +643,7 @@ def test_messy_tables(number):
             assert re.search(WORDS[kind], text), text
 
 
+@pytest.mark.accuracy
 def test_new_rows_are_read_as_those_of_the_fit():
     table = clean()
     table.to_csv("a.csv", index=False)

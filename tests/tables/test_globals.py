@@ -156,6 +156,7 @@ def _parts(args):
     return args[0].X, args[0].y[0], args[0].factors[0].groups
 
 
+@pytest.mark.accuracy
 def test_proposals_are_normalised_and_what_they_say():
     args = simulated("poisson", 12, 6, sd=0.2, seed=3)
     joint = Integrated(*args)

@@ -93,6 +93,7 @@ def test_the_log_joint_and_its_mode_are_those_of_one_model(family, r):
         assert float(found.gradient[0] @ torch.linalg.solve(H, found.gradient[0])) < 1e-5
 
 
+@pytest.mark.accuracy
 def test_eight_at_once_equal_each_alone():
     X, random, eta, generator = table(members=8)
     Y = counts(eta, generator)
@@ -139,6 +140,7 @@ def test_named_priors_are_in_the_units_of_the_user(family):
         assert float(value) == pytest.approx(float(result.log_joint[g]), rel=1e-8)
 
 
+@pytest.mark.accuracy
 def test_the_answer_is_that_of_one_model():
     """Means within Monte Carlo error of 100 draws, sds within 20 %, ends within half an sd."""
     X, random, eta, generator = table(members=4, groups=15)

@@ -144,6 +144,7 @@ class TestTheBound:
         close(q.stddev, optimum.stddev, 1e-5)
 
 
+@pytest.mark.accuracy
 def test_from_the_standard_normal():
     """Far from the optimum no step leaves the cone, and none raises the bound."""
     model, (_, loss) = model_of("poisson_log", 2), best("poisson_log", 2)
@@ -213,6 +214,7 @@ class Widest(TorchDispatchMode):
         return result
 
 
+@pytest.mark.accuracy
 def test_a_pass_needs_memory_for_one_batch():
     """The largest tensor of a pass is of a batch: with twice as many groups it is as large."""
     widest = []

@@ -109,6 +109,7 @@ def test_the_mode_under_flat_priors_is_the_maximum_of_statsmodels():
     assert float((result.summary().fixed.sd / sds - 1).abs().max()) < 0.05
 
 
+@pytest.mark.accuracy
 def test_predictions_do_not_depend_on_which_category_is_the_reference():
     frame, levels = table(300), ("train", "bus", "car")
     other = frame.assign(y=pd.Categorical(frame.y, levels))
@@ -191,6 +192,7 @@ def test_marginal_effects_sum_to_0_and_are_differences(fitted):
     assert ratios.table["outcome"].tolist() == ["bus", "car", "train"]
 
 
+@pytest.mark.accuracy
 def test_left_out_rows_are_those_of_fits_without_them(fitted):
     found = fitted.leave_one_out()
     assert found.density.shape == (150,)
@@ -302,6 +304,7 @@ def test_many_categories_one_of_them_seen_once():
     close(found.mean(0), seen, 0.01)
 
 
+@pytest.mark.accuracy
 def test_many_coefficients_come_from_the_nearest_gaussian():
     """Its mean has expectations of the gradient that are 0, of other draws than those that found it."""
     rng = np.random.default_rng(0)

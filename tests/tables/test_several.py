@@ -268,6 +268,7 @@ def test_the_correction_is_right():
         assert abs(float(joint.values(theta[None], modes, 15, z=torch.cat([z, -z])).value - exact)) < tolerance
 
 
+@pytest.mark.accuracy
 def test_effects_given_the_globals_are_those_of_brute_force():
     args = model(*crossed("bernoulli", rows=36, subjects=9, items=2), "bernoulli")
     posterior = integrate_several(*args, SETTINGS, 0, False)
@@ -280,6 +281,7 @@ def test_effects_given_the_globals_are_those_of_brute_force():
     torch.testing.assert_close(u.std(0), sd, rtol=0.05, atol=0.0)
 
 
+@pytest.mark.accuracy
 def test_effects_with_gaussian_noise_have_their_moments():
     args = model(*nested("gaussian"), "gaussian")
     design, _, coordinates, _ = args
@@ -314,6 +316,7 @@ def test_the_density_of_mirrored_draws_is_theirs():
     assert abs(float(ratio.mean()) - 1) < 4 * float(ratio.std()) / math.sqrt(len(ratio))
 
 
+@pytest.mark.accuracy
 def test_crossed_binary_data_agree_with_a_long_chain():
     """64 Hamiltonian chains of 2,100 kept states over all coordinates, R-hat 1.004, errors below .008 sds."""
     mean = torch.tensor([0.3071, -2.1849, -0.5952, 1.8242], dtype=torch.float64)
@@ -349,6 +352,7 @@ def test_spreads_that_are_not_there(family):
         assert all(float(sd.quantile(0.025)) < 0.3 for sd in draws.sd)
 
 
+@pytest.mark.accuracy
 def test_draws_are_those_of_the_seed():
     args = model(*crossed("bernoulli"), "bernoulli")
     one, two, other = (integrate_several(*args, SETTINGS, seed, False) for seed in (3, 3, 4))
@@ -358,6 +362,7 @@ def test_draws_are_those_of_the_seed():
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
+@pytest.mark.accuracy
 def test_draws_that_do_not_agree_are_said():
     args = model(*crossed("bernoulli"), "bernoulli")
     posterior = integrate_several(*args, SETTINGS, 0, False, Correction(agreed=0.0))

@@ -388,6 +388,7 @@ def test_refused(estimator, y, message):
         estimator.fit(np.arange(6.0).reshape(3, 2), y)
 
 
+@pytest.mark.accuracy
 def test_slips_are_said_and_right_usage_is_silent():
     X, y = data()
     frame, half = pandas.DataFrame(X, columns=["a", "b"]), (X[:, 0] > 0).astype(int)

@@ -144,6 +144,7 @@ class TestWhatItSays:
         assert (sd > 0).all()
         assert model.effects_.shape == (GROUPS, *model.group_sd_.shape) == (GROUPS, 1 + len(model.slopes))
 
+    @pytest.mark.accuracy
     def test_two_classes(self):
         frame, *_, y = visits()
         X, label = frame[["week", "patient"]], np.where(y, "ill", "well")
@@ -222,6 +223,7 @@ class TestConventions:
             assert pipe.predict(frame[["week"]], groups=frame.patient).shape == y.shape
             assert pipe[-1].groups_.tolist() == sorted(set(frame.patient))
 
+    @pytest.mark.accuracy
     def test_random_states(self, monkeypatch):
         """A seed, or what gives one: a fit and its predictions are of one seed, and None is another at each fit."""
         frame, _, y, _ = visits()
