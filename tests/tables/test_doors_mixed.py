@@ -290,10 +290,77 @@ class TestProducts:
         assert abs(float(found.mean[-1]) - 0.8) < 2.5 * float(found.sd[-1])
 
 
-@pytest.mark.parametrize("family", ["gaussian", "student_t"])
+@pytest.mark.parametrize("family", ["gaussian", "student_t", "gamma", "lognormal", "weibull", "beta"])
 def test_an_outcome_that_is_constant_is_refused(family):
-    with pytest.raises(InputError, match="the outcome is 3 in all 90 rows"):
-        mixed("y ~ x + (1 | g)", visits().assign(y=3.0), family)
+    value = 0.3 if family == "beta" else 3
+    with pytest.raises(InputError, match=f"the outcome is {value} in all 90 rows, so that there is no"):
+        mixed("y ~ x + (1 | g)", visits().assign(y=value), family)
+
+
+MAPS = {"gamma": np.exp, "lognormal": np.exp, "weibull": np.exp, "beta": lambda eta: 1 / (1 + np.exp(-eta))}
+
+
+@pytest.mark.parametrize(
+    ("formula", "family"),
+    [
+        *(("y ~ x", family) for family in ("gaussian", "student_t", *MAPS)),
+        *((f"y ~ x + {groups}", "gaussian") for groups in ("(1 | g)", "(1 + x | g)", "(1 | g) + (1 | h)")),
+        ("y ~ x + (1 | g)", "weibull"),
+    ],
+)
+def test_an_outcome_without_noise_is_refused(formula, family):
+    """It ended in NaN, or in a shape of 1e30."""
+    table = visits().assign(h=list("abcdef") * 15)
+    effect = np.linspace(-1, 1, 7)[pd.factorize(table.g)[0] % 7] if "g" in formula else 0.0
+    table["y"] = MAPS.get(family, np.asarray)(1 + 0.2 * table.x + effect)
+    with pytest.raises(
+        InputError, match=r"^the columns.* give the outcome of all 90 rows, to .* there is no \w+.*learned"
+    ):
+        mixed(formula, table, family).fit(**QUICK)
+
+
+def test_as_many_columns_as_rows_or_hardly_any_noise_are_fitted():
+    rows = visits().head(6)
+    assert mixed("y ~ C(k)", rows.assign(k=range(6))).fit(**QUICK).converged
+    noise = 1e-6 * np.random.default_rng(1).normal(size=90)
+    assert mixed("y ~ x", visits().assign(y=lambda t: 1 + 2 * t.x + noise)).fit(**QUICK).converged
+
+
+def test_two_factors_of_the_same_groups():
+    table = visits().assign(h=lambda t: "other " + t.g.astype(str))
+    for formula in ("y ~ x + (1 | g) + (1 | h)", "y ~ x + (1 | g/h)"):
+        with pytest.warns(
+            UserWarning, match=r"^The grouping factors g and (g:)?h have the same groups: the priors alone"
+        ):
+            mixed(formula, table).fit(**QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mixed("y ~ x + (1 + x || g)", table).fit(**QUICK)
+
+
+def test_the_name_of_a_column_stays_in_a_warning():
+    with pytest.warns(UserWarning, match=r"^g is both a fixed effect and a grouping factor"):
+        mixed("y ~ C(g) + (1 | g)", visits())
+
+
+@pytest.mark.parametrize("formula", ["rate ~ x", "s/n ~ x"])
+@pytest.mark.parametrize("family", ["binomial", "beta_binomial"])
+def test_shares_without_trials(formula, family):
+    table = visits().assign(n=8, s=lambda t: np.arange(90) % 9, rate=lambda t: t.s / t.n)
+    with pytest.raises(
+        InputError, match=r"Write prop\(s, n\) for s successes of n trials in a formula; weights are no"
+    ):
+        mixed(formula, table, family, weights="n" if formula == "rate ~ x" else None)
+
+
+@pytest.mark.parametrize("cuts", [[0.0], [-0.5, 0.5]])
+def test_separation_of_ordered_categories(cuts):
+    x = np.random.default_rng(0).normal(size=60)
+    table = pd.DataFrame({"x": x, "z": np.roll(x, 1), "y": np.digitize(x, cuts)})
+    result = mixed("y ~ x + z", table, "ordinal").fit(**QUICK)
+    assert result.remarks[0].startswith("x separates the classes (complete separation)")
+    table["y"] = np.digitize(x, [0.0]) + (x > 0) * (table.z > 0)  # separated at one threshold, and not at the other
+    assert not any("separat" in remark for remark in mixed("y ~ x + z", table, "ordinal").fit(**QUICK).remarks)
 
 
 class TestWithoutIntercept:

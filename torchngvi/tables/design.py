@@ -80,34 +80,24 @@ def design_of_arrays(
     >>> design.names, design.factors[0].levels
     (('Intercept', 'x1'), ('0', '1'))
     """
-    y = (
-        tuple(_in_rows(name, one, X) for name, one in zip(_of_y(y), y, strict=True))
-        if isinstance(y, tuple)
-        else _in_rows("y", y, X)
-    )
+    given = {f"y[{place}]": one for place, one in enumerate(y)} if isinstance(y, tuple) else {"y": y}
+    given = {name: _in_rows(name, one, X) for name, one in given.items()}
     offset, weights = _in_rows("offset", offset, X), _in_rows("weights", weights, X)
     random = {name: _factor_in_rows(one, X) for name, one in _named(random).items()}
     X = checks.numbers("X", X, None).double()
     if X.ndim != 2 or not len(X):
         raise InputError(f"X must be (N, p), one row an observation; got shape {tuple(X.shape)}.")
-    if not X.shape[1] and names is None:
-        names = ()
     ones = bool(X.shape[1]) and bool((X[:, 0] == 1).all())
     default = ["Intercept"] * ones + [f"x{k + 1}" for k in range(X.shape[1] - ones)]
     found = tuple(map(str, default if names is None else names))
     if len(found) != X.shape[1] or len(set(found)) < len(found):
         raise InputError(f"names must be {X.shape[1]} different names of the columns of X; got {list(found)}.")
-    outcome = tuple(_per_row(name, one, X) for name, one in zip(_of_y(y), y if isinstance(y, tuple) else (y,)))  # noqa: B905
-    shift = torch.zeros_like(X[:, 0]) if X.shape[1] else X.new_zeros(len(X))
-    shift = shift if offset is None else _per_row("offset", offset, X)
-    places = ((X == 1).all(0) if X.shape[1] else torch.zeros(0, device="cpu")).nonzero()[:1, 0].tolist()
+    outcome = tuple(_per_row(name, one, X) for name, one in given.items())
+    shift = X.new_zeros(len(X)) if offset is None else _per_row("offset", offset, X)
+    places = (X == 1).all(0).nonzero()[:1, 0].tolist()
     _check_varying(X, found, places[0] if places else None, _BESIDE if places else "", "Leave it out of X.")
     factors = tuple(_factor(name, one, X) for name, one in random.items())
     return Design(X, found, factors, shift, outcome, _weights(weights, X))
-
-
-def _of_y(y: Any) -> list[str]:
-    return [f"y[{place}]" for place in range(len(y))] if isinstance(y, tuple) else ["y"]
 
 
 def _per_row(name: str, values: Any, X: Tensor) -> Tensor:
@@ -383,9 +373,6 @@ def variables(terms: Iterable[Any]) -> set[str]:
         coding = getattr(getattr(component, "call", None), "callee", "") == "C"  # C(x, Sum) names no column Sum
         found |= set(component.var_names) - (set(_CODINGS) if coding else set())
     return found - {""}
-
-
-# ------------------------------------------------------------------------------------ what formulae reads
 
 
 def described(text: str, formula: str) -> Any:
@@ -680,7 +667,7 @@ class Formula:
     ) -> None:
         sides, self.formula, self.family, self.positive = _sides(formula), formula, family, positive
         self._response = _Response(formula, sides.left, family, positive)
-        self.response, self.weights = sides.left, weights
+        self.response = sides.left
         self.columns = columns = FormulaColumns.of(sides)
         both = sorted(set(self._response.parts[0].columns) & set(columns.predictors))
         if both:
@@ -688,9 +675,7 @@ class Formula:
                 f"{listed(both)} stands on both sides of the formula {formula!r}, and would explain itself. Leave it "
                 "out on the right."
             )
-        own_weights = weights if isinstance(weights, str) else _in_rows("weights", weights, frame)
-        if not isinstance(weights, str):
-            self.weights = own_weights
+        self.weights = weights if isinstance(weights, str) else _in_rows("weights", weights, frame)
         named = [weights] if isinstance(weights, str) else []
         names = sorted({name for some in columns for name in some} | set(named))
         if named:
@@ -714,7 +699,7 @@ class Formula:
         self.outcomes, self.success = self._response.outcomes, self._response.success
         self.failure, self.why = self._response.failure, self._response.why
         within = [grouping.common for grouping in self._groupings]
-        own = frame[weights].to_numpy() if isinstance(weights, str) else own_weights
+        own = frame[weights].to_numpy() if isinstance(weights, str) else self.weights
         self.design = self._design(np.asarray(self._common), within, frame, y, own)
         if not self.design.names and not self._thresholds:
             raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -1124,7 +1109,7 @@ class _Response:
         if is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype):
             values = self._plain(name, column)
             if first and self._two and len(found := np.unique(values)) == 2 and tuple(found) != (0.0, 1.0):
-                self._success(f"{found[0]:g}", f"{found[1]:g}", "is the larger")
+                self.failure, self.success, self.why = f"{found[0]:g}", f"{found[1]:g}", "is the larger"
             return values
         if first:
             self._levels = _levels_of(column)
@@ -1141,12 +1126,8 @@ class _Response:
             raise InputError(f"The response is {number}; {name} holds categories, {', '.join(shown)}. {also}")
         if first:
             last = "is the last category" if isinstance(column.dtype, pd.CategoricalDtype) else "sorts last"
-            self._success(str(self._levels[0]), str(self._levels[1]), last)
+            self.failure, self.success, self.why = *map(str, self._levels), last
         return self._codes(column)
-
-    def _success(self, failure: str, success: str, why: str) -> None:
-        """Note which of two classes counts as success."""
-        self.success, self.failure, self.why = success, failure, why
 
     def _against(self, column: Any, level: Any, first: bool) -> Any:
         """1 where the outcome is of a level, and 0 elsewhere."""

@@ -211,9 +211,7 @@ def check_kind(kind: str, family: Family) -> str:
 
 TableResult = Any  # of torchngvi.tables.result, which imports this module
 
-STEP = (
-    1e-5  # sds of a column to both sides: about the cube root of the rounding of float64, best for central differences
-)
+STEP = 1e-5  # sds of a column to both sides: about the cube root of the rounding, best for central differences
 ROUNDED = 2.0**-40  # the part of a number, thousands of times its rounding, that no step is smaller than
 FEW = 2  # values that a contrast is between, and different numbers of a column whose values are all compared
 PRINTED = 50  # lines of a table that are printed

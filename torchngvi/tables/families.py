@@ -196,15 +196,17 @@ class Family(ABC):
         return total
 
 
-def _refuse(family: str, known: str, values: Tensor, bad: Tensor) -> None:
+_CORRECT = "Correct these cells or leave their rows out, or choose another family."
+
+
+def _refuse(family: str, known: str, values: Tensor, bad: Tensor, remedy: str = _CORRECT) -> None:
     """Refuse the first of bad values, or of those that are not numbers."""
     bad = bad | ~values.isfinite()
     if bool(bad.any()):
         first = int(bad.reshape(-1).nonzero()[0, 0])
         raise InputError(
             f"the {family} family needs {known}; got {int(bad.sum())} other values, the first "
-            f"{float(values.reshape(-1)[first]):g} in row {first + 1} of {values.numel()}. "
-            "Correct these cells or leave their rows out, or choose another family."
+            f"{float(values.reshape(-1)[first]):g} in row {first + 1} of {values.numel()}. {remedy}"
         )
 
 
@@ -346,6 +348,16 @@ class _OfLink(Family):
 
     own_priors: tuple[priors.Prior, ...] = ()  # of its parameters, where they are not the usual ones
 
+    def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
+        """Return the family itself, after a check that an outcome with noise is not the same in all rows."""
+        left = y[0][:0] if self.discrete else (LINKS[self.link](self.checked(y)[0]) - offset)[weights > 0]
+        if len(left) > 1 and bool((left == left[0]).all()):
+            raise InputError(
+                f"the outcome is {float(y[0][weights > 0][0]):g} in all {len(left)} rows, so that there is no "
+                f"{self.parameters[0]} to be learned. Check which column is the outcome, and which rows are left."
+            )
+        return self
+
     def mean(self, eta: Tensor, phi: Tensor) -> Tensor:
         """Return the inverse of the link at η."""
         return _INVERSES[self.link](eta).expand(_full(eta, phi))
@@ -355,6 +367,7 @@ class _OfLink(Family):
         return self.own_priors or super().parameter_prior()
 
 
+LINKS: dict[str, Callable[[Tensor], Tensor]] = {"identity": torch.positive, "log": torch.log, "logit": torch.logit}
 _INVERSES: dict[str, Callable[[Tensor], Tensor]] = {
     "identity": torch.positive,
     "log": torch.exp,
@@ -376,13 +389,7 @@ class Gaussian(_OfLink):
 
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
         """Return the family that knows the sd of y, the unit of its default prior."""
-        left = (y[0] - offset)[weights > 0]
-        if len(left) > 1 and bool((left == left[0]).all()):
-            raise InputError(
-                f"the outcome is {float(y[0][weights > 0][0]):g} in all {len(left)} rows, so that there is no residual "
-                "sd to be learned. Check which column is the outcome, and which rows are left."
-            )
-        family = copy.copy(self)
+        family = copy.copy(super().settled(y, weights, offset))
         family.unit = location_and_unit(y[0], "identity", offset, weights)[1]
         return family
 
@@ -557,11 +564,12 @@ class Binomial(_OfLink):
         self._columns(y)
         successes, trials = y
         _refuse(self.name, "trials 0, 1, 2, ..", trials, (trials < 0) | (trials != trials.round()))
-        shares = (successes >= 0) & (successes <= 1)
+        said = "Write prop(s, n) for s successes of n trials in a formula; weights are no trials."
+        shares, said = (successes >= 0) & (successes <= 1), said if bool((trials == 1).all()) else _CORRECT
         if bool(shares.all()) and bool((successes != successes.round()).any()):
             counts = (successes * trials).round()
             off = (successes * trials - counts).abs() > _PROPORTION
-            _refuse(self.name, "proportions that are a whole number of the trials", successes, off)
+            _refuse(self.name, "proportions that are a whole number of the trials", successes, off, said)
             successes = counts
         bad = (successes < 0) | (successes != successes.round()) | (successes > trials)
         _refuse(self.name, "successes 0, 1, .. up to the trials, prop(successes, trials) in a formula", successes, bad)

@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_instance, read_seed
+from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.messages import listed, needing
 from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBinomial, StudentT
 from torchngvi.models.mixed_prior import MixedPrior, ScalePrior
 from torchngvi.tables.design import Formula, design_of_arrays, usual_family
-from torchngvi.tables.families import FAMILIES, Family, Held, Multinomial, Ordinal, family_of
+from torchngvi.tables.families import FAMILIES, LINKS, Family, Held, Multinomial, Ordinal, family_of
 from torchngvi.tables.globals import FitSettings, integrate, integrate_several
 from torchngvi.tables.parts import Coordinates, Design, Factor, Posterior, Weighted
 from torchngvi.tables.priors import LKJ, Exponential, HalfNormal, HalfT, Normal, Priors, settle
@@ -120,14 +121,40 @@ class TableModel:
             warnings.warn(f"{name}= does nothing any more: {_GONE[name]}.", FutureWarning, stacklevel=2)
         settings = (FitSettings() if settings is None else settings).asked(draws=draws, nodes=nodes)
         seed, design, columns = read_seed("seed", seed), self.design, self.coordinates
-        groups = {f"the grouping factor {of.name}": len(of.levels) for of in design.factors}
         own_noise = "residual sd" in self.family.parameters
         parts = self.priors.parts[: len(design.names)]
-        warn_of(columns.X, columns.columns, parts, groups, design.names, own_noise)
+        warn_of(columns.X, columns.columns, parts, design.factors, design.names, own_noise)
 
         refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)
+        self._check_noise(fitted)
         return TableResult(self.design, self.family, fitted, self.priors, formula=self.formula, refit=refit)
+
+    def _check_noise(self, fitted: Posterior, few: float = 0.1, most: float = 2.0**32, rounding: float = 1e-8) -> None:
+        """Refuse an outcome that the columns give exactly, whose likelihood rises for ever as the noise goes to 0."""
+        # few: share of effective draws, above which a fit is not looked at; most: operations of a decomposition
+        # rounding: half of the digits, as squares of residuals have them
+        rows, family, units, draws = self.design, self.family, self.coordinates, fitted.weighted
+        if fitted.converged and draws.k_hat < USELESS and draws.effective > few * len(draws.weights):
+            return
+        width = units.X.shape[1] + sum(len(of.levels) * len(of.effects) for of in rows.factors)
+        known = family.discrete or not family.parameters or family.link not in LINKS
+        if known or any(bool((seen != 1).any()) for seen in rows.y[1:]) or len(units.X) * width**2 > most:
+            return
+        here, columns = rows.weights > 0, [units.X]
+        for of, Z in zip(rows.factors, units.Z, strict=True):
+            members = torch.nn.functional.one_hot(of.groups, len(of.levels))
+            columns.append((members[:, :, None] * Z[:, None]).flatten(1))
+        left = (LINKS[family.link](rows.y[0]) - rows.offset)[here]
+        root, size, _ = torch.linalg.svd(torch.cat(columns, 1)[here], full_matrices=False)
+        root = root[:, size > rounding * size.max()]
+        off = (left - root @ (root.mT @ left)).abs().max()
+        if len(left) > root.shape[1] and bool(off <= rounding * left.abs().max()):
+            raise InputError(
+                f"the columns{' and groups' * bool(rows.factors)} give the outcome of all {len(left)} rows, to eight "
+                f"digits or more, so that there is no {family.parameters[0]} to be learned: no size of the noise is "
+                "the likeliest. Look whether a column says what is to be predicted."
+            )
 
     def _with_weights(self, weights: Tensor, settings: FitSettings, seed: int) -> Posterior:
         """The posterior under other weights of the rows, and the same priors."""
@@ -246,7 +273,8 @@ def regression(
     found = _family(usual_family(formula, positive) if family is None else family)
     made = Formula(formula, frame, found, weights=weights, positive=positive)
     for note in (*made.notes, *([made.asked] if made.asked else [])):
-        warnings.warn(f"{note[0].upper()}{note[1:].rstrip('.')}.", stacklevel=2)
+        begin = note[0] if note.split()[0] in made.table else note[0].upper()  # the name of a column as it is
+        warnings.warn(f"{begin}{note[1:].rstrip('.')}.", stacklevel=2)
     if made.outcomes is not None and isinstance(found, Ordinal | Multinomial):
         found = type(found)(made.outcomes)
     return TableModel(made.design, found, priors=_priors(priors, prior, found), formula=made)

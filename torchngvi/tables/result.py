@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_list, read_number, read_seed, read_size
-from torchngvi.diagnostics.columns import describe_separation, separating
+from torchngvi.diagnostics.columns import Separation, describe_separation, separating
 from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.messages import listed, needing
@@ -667,14 +667,18 @@ class TableResult:
         theta, weights, k_hat, _ = self.fitted.weighted
         coordinates, rows, lines = self.fitted.coordinates, self.design, list[str]()
         natural = self.family.natural(coordinates.to_user(theta).phi)
+        here, said = rows.weights > 0, dict[str, list[str]]()
         if self.family.name in ("bernoulli", "probit") or self.family.nominal:
-            here, said = rows.weights > 0, dict[str, list[str]]()
             for k, label in enumerate(self.family.outcomes[1:] if self.family.outcomes else ("",), 1):
                 pair = here & ((rows.y[0] == 0) | (rows.y[0] == k))  # the first and each of the others
                 for line in describe_separation(rows.names, separating(rows.X[pair], rows.y[0][pair] > 0)):
                     said.setdefault(line, []).append(label)
             first = f" against {self.outcomes[0]}: " if self.family.nominal else ""
             lines += [f"{listed(labels)}{first}{line}" for line, labels in said.items()]
+        if self.family.outcomes and not self.family.intercept:  # ordered: what separates them at every threshold
+            cuts = [separating(rows.X[here], rows.y[0][here] >= k) for k in range(1, len(self.family.outcomes))]
+            found = (sorted(set.intersection(*map(set, places))) for places in zip(*cuts, strict=True))
+            lines += describe_separation(rows.names, Separation(*map(tuple, found)))
         lines += self._unbounded()
         if self.family.name == "poisson":
             predictor = self.predictor(rows, "", 0, self.draws(FEWEST))

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, NamedTuple, Self, TypeVar
 
 import torch
@@ -13,6 +14,7 @@ from torchngvi.diagnostics.columns import Dependence, dependences, describe_depe
 from torchngvi.errors import InputError
 from torchngvi.messages import shown
 from torchngvi.models.standardize import Standardization
+from torchngvi.tables.parts import Factor
 
 Of = TypeVar("Of")
 
@@ -178,7 +180,8 @@ def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: s
     lines = [head, " " * width + "".join(f"{word:>11}" for word in ("mean", "sd", *ends))]
     for title, block in blocks.items():
         if block.names:
-            lines += [*([title] if title else []), *_lines(block, width)]
+            rows = zip(block.names, *(column.tolist() for column in block[1:]), strict=True)
+            lines += [*([title] if title else []), *(_line(name, width, map(shown, row)) for name, *row in rows)]
             if ratio:
                 exp = (part.exp().tolist() for part in (block.mean, block.low, block.high))
                 lines.append(f"{ratio.replace('ratio', 'ratios')}, e to the power of the {title}")
@@ -186,12 +189,6 @@ def printed(blocks: Mapping[str, Marginals], interval: float, head: str, foot: s
                     lines.append(_line(name, width, [shown(mean), "", shown(low), shown(high)]))
         ratio = ""
     return "\n".join([*lines, *([foot] if foot else [])])
-
-
-def _lines(block: Marginals, width: int) -> list[str]:
-    """One line for each quantity."""
-    columns = (column.tolist() for column in block[1:])
-    return [_line(name, width, map(shown, row)) for name, *row in zip(block.names, *columns, strict=True)]
 
 
 def _line(name: str, width: int, cells: Any) -> str:
@@ -202,14 +199,11 @@ def _line(name: str, width: int, cells: Any) -> str:
 # ------------------------------------------------------------------------------------ remarks
 
 
-_PRODUCTS = (":", "**")  # in the name of a product or a power of columns
-
-
 def warn_of(
     X: Tensor,
     units: Standardization,
     parts: Sequence[float],
-    groups: Mapping[str, int],
+    factors: Sequence[Factor],
     names: Sequence[str],
     own_noise: bool = False,
     few: int = 2,
@@ -227,18 +221,28 @@ def warn_of(
         warnings.warn(f"C{sentence[1:]}", stacklevel=3)
     for sentence in remark_on_products(names, parts):
         warnings.warn(sentence, stacklevel=3)
-    for name, count in groups.items():
+    for of in factors:
+        count = len(of.levels)
         if own_noise and count == len(X):
             warnings.warn(
-                f"{name[0].upper()}{name[1:]} has one row in each group: what differs between groups and what differs "
-                "between rows cannot be told apart, and the priors alone part the two. Is it the column that is meant?",
+                f"The grouping factor {of.name} has one row in each group: what differs between groups and what "
+                "differs between rows cannot be told apart, and the priors alone part the two. Is it the column that "
+                "is meant?",
                 stacklevel=3,
             )
         if count <= few:
             some = "1 group, which tells" if count == 1 else f"{count} groups, which tell"
             warnings.warn(
-                f"{name[0].upper()}{name[1:]} has {some} next to nothing of a standard deviation over groups: its "
+                f"The grouping factor {of.name} has {some} next to nothing of a standard deviation over groups: its "
                 "prior decides. Make it a fixed effect.",
+                stacklevel=3,
+            )
+    for of, other in combinations(factors, 2):
+        pairs = torch.stack([of.groups, other.groups]).unique(dim=1).shape[1]
+        if len(of.levels) == len(other.levels) == pairs and {*of.effects} & {*other.effects}:
+            warnings.warn(
+                f"The grouping factors {of.name} and {other.name} have the same groups: the priors alone part the two, "
+                "and each has a share of one standard deviation. Leave one of them out.",
                 stacklevel=3,
             )
 
@@ -258,7 +262,7 @@ def own_shares(X: Tensor) -> Tensor:  # (N, p)
 
 def _is_product(name: str) -> bool:
     """Whether a column is a product or a power of columns, by its name."""
-    return any(sign in name for sign in _PRODUCTS)
+    return ":" in name or "**" in name
 
 
 def products_far_from_0(X: Tensor, names: Sequence[str], least: float = 0.1) -> list[float]:  # X (N, p)
