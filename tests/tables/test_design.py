@@ -145,7 +145,9 @@ class TestFactors:
         assert [(factor.name, factor.effects) for factor in factors] == [("group", ("Intercept",)), ("group.x", ("x",))]
         same(factors[0].groups, factors[1].groups)
 
-    @pytest.mark.parametrize("effects", ["x - 1", "x + n - 1", "n - 1 + x", "x + 0", "n + x + 0", "1 + x - 1"])
+    @pytest.mark.parametrize(
+        "effects", ["x - 1", "x + n - 1", "n - 1 + x", "x + 0", "n + x + 0", "1 + x - 1", "0 + x - 1"]
+    )
     def test_without_an_intercept_as_in_lme4(self, table, effects):
         wanted = tuple(name for name in effects if name in "xn")
         for bar in ("|", "||"):
@@ -444,6 +446,10 @@ class TestRefusals:
         table[["Intercept", "1", "x:n", "kind[b]", "log(n)"]] = np.random.default_rng(0).normal(size=(6, 5))
         with pytest.raises(InputError, match=rf"{name}: results could not tell the two apart\. Rename the column"):
             made(formula, table)
+
+    def test_one_level_beside_thresholds(self, table):
+        with pytest.raises(InputError, match="one is a in all 6 rows, as the thresholds are"):
+            made("y ~ x + one", table.assign(one="a"), "ordinal")
 
     def test_nothing_is_printed(self, table, capsys):
         with pytest.raises(InputError, match="cannot be computed from the table"):

@@ -420,7 +420,9 @@ def _resolver() -> Any:
             left, negated = _without_intercept(expr.left)
             if expr.operator.kind != "PIPE" or not negated:
                 return super().visitBinaryExpr(expr)
-            return (NegatedIntercept() + left.accept(self)) | expr.right.accept(self)
+            found = left.accept(self)
+            has = NegatedIntercept() in getattr(found, "common_terms", ())  # 0 + in front
+            return (found if has else NegatedIntercept() + found) | expr.right.accept(self)
 
         def visitCallExpr(self, expr: Any) -> Any:
             return Term(CalledTerm(Calls(expr).resolve()))
@@ -536,7 +538,7 @@ def designs_of(formula: str, terms: Sequence[Any], response: Any, frame: Any, in
     check_once(["Intercept", "1", *(term.name for term in own)], f"The formula {formula!r}")
     there = len(own) < len(terms)
     if there or intercept:
-        _check_levels(own, frame, _BESIDE if there else ", as the thresholds are")
+        _check_levels(own, frame, ", as the thresholds are" if intercept else _BESIDE)
     some = [*[Intercept()] * (there or intercept), *own]
     with computed(f"The formula {formula!r} cannot be computed from the table"):
         made = DesignMatrices(Model(*some, response=response), frame, Environment([_NAMESPACE]))

@@ -132,8 +132,7 @@ class TableModel:
 
     def _check_noise(self, fitted: Posterior, few: float = 0.1, most: float = 2.0**32, rounding: float = 1e-8) -> None:
         """Refuse an outcome that the columns give exactly, whose likelihood rises for ever as the noise goes to 0."""
-        # few: share of effective draws, above which a fit is not looked at; most: operations of a decomposition
-        # rounding: half of the digits, as squares of residuals have them
+        # few: effective share of draws below which a fit is looked at; most: operations; rounding: half of the digits
         rows, family, units, draws = self.design, self.family, self.coordinates, fitted.weighted
         if fitted.converged and draws.k_hat < USELESS and draws.effective > few * len(draws.weights):
             return
