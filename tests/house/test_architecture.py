@@ -14,21 +14,21 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 78_115,
-    "package files": 208,
-    "numeric constants at module level": 208,
+    "package lines": 75_575,
+    "package files": 183,
+    "numeric constants at module level": 168,
     "names of the front door": 44,
-    "test lines": 76_195,
+    "test lines": 75_760,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {
-    "fit(q, GeneralizedLinear)": 35,
-    "fit(q, log_joint)": 34,
-    "mixed(formula, table)": 23,
-    "train_svgp": 39,
-    "fit_guide": 41,
-    "attach": 14,
-    "torchngvi fit --data": 30,
+    "fit(q, GeneralizedLinear)": 34,
+    "fit(q, log_joint)": 31,
+    "mixed(formula, table)": 21,
+    "train_svgp": 34,
+    "fit_guide": 36,
+    "attach": 13,
+    "torchngvi fit --data": 26,
 }
 
 # a module may import from lower levels, and within its own folder; parts of one level are strangers

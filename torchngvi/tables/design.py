@@ -12,6 +12,7 @@ import copy
 import functools
 import io
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
@@ -548,8 +549,8 @@ def designs_of(formula: str, terms: Sequence[Any], response: Any, frame: Any, in
 
 def check_once(names: Sequence[str], what: str) -> None:
     """Check that no two columns of a design have one name, and none that of the intercept."""
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(names).items():
+        if count > 1:
             some = "a column with the name of the intercept," if name in ("Intercept", "1") else "two columns named"
             raise InputError(f"{what} has {some} {name}: results could not tell the two apart. Rename the column.")
 
