@@ -113,6 +113,18 @@ def test_heavy_tails():
     assert bool((verdict.shape.tails < -0.7).all())
 
 
+@pytest.mark.parametrize(("sd", "word"), [(0.003, "not examined"), (0.03, "fits")])
+def test_narrower_than_the_spacing_of_the_dtype(sd, word):
+    """At 1e5 the numbers of float32 are 0.008 apart: q is right, and draws of it would call it far too wide."""
+    torch.manual_seed(0)
+    q = CholeskyGaussian(2)
+    result = fit(q, LogJoint(lambda theta: normal((theta - 1e5) / sd)), progress=False)
+    assert result.converged
+    torch.testing.assert_close(q.stddev, torch.full((2,), sd), rtol=1e-3, atol=0)
+    assert result.verdict.word == examine(q, result.target).word == word
+    assert ("apart from rounding: give the parameter another origin, or compute" in str(result)) == (word != "fits")
+
+
 def test_a_gaussian_in_all_families():
     S = torch.tensor([[2.0, 0.6], [0.6, 1.0]], dtype=F64)
     target = LogJoint(lambda theta: -0.5 * ((theta @ S) * theta).sum(-1), temperature=0.5)

@@ -156,7 +156,7 @@ def test_log_joints(name, posterior, dtype, dim, shift, scale, start, raising, g
         return
     # without the entropy the norm is of the size of q: that of a point is 0
     assert gamma == 0 or name not in NO_MINIMUM | NO_LOG_JOINT, str(result)
-    if batch:
+    if batch or "apart from rounding" in str(result):  # draws that are all the mean tell nothing of its width
         return
     norm2, error, lost = sampled_norm2(q, lambda theta: LOG_JOINTS[name]((theta - shift) / scale), gamma, seed)
     assert lost < 0.01
