@@ -370,7 +370,7 @@ def alone():
     (tmp_path / "docs" / "old" / "two.md").write_text("Old\n")
     found = house.count(tmp_path)
     expected = {
-        "package lines": 75_589,
+        "package lines": 29,
         "package files": 3,
         "package lines of code": 11,
         "docstring lines of what is not exported": 3,
@@ -380,7 +380,7 @@ def alone():
         "numbers as defaults": 2,
         "numbers in bodies": 3,
         "names of the front door": 1,
-        "test lines": 75_772,
+        "test lines": 4,
         "test functions": 2,
         "site pages": 1,
         "site words": 3,
