@@ -57,6 +57,8 @@ class TableModel:
         InputError: outcomes that the family cannot produce, or a prior of a name that the model does not have.
     """
 
+    _refuses_exact = True  # an outcome without noise; estimators of scikit-learn warn in its place
+
     def __init__(
         self,
         design: Design,
@@ -127,7 +129,8 @@ class TableModel:
 
         refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)
-        self._check_noise(fitted)
+        if self._refuses_exact:
+            self._check_noise(fitted)
         return TableResult(self.design, self.family, fitted, self.priors, formula=self.formula, refit=refit)
 
     def _check_noise(self, fitted: Posterior, few: float = 0.1, most: float = 2.0**32, rounding: float = 1e-8) -> None:

@@ -923,6 +923,7 @@ class _Mixed(Sampled):
         )
         own = None if self.prior_sd is None else dict.fromkeys(("b", *there), Normal(0.0, self.prior_sd))
         model = TableModel(design, family, priors=self.priors if own is None else own)
+        model._refuses_exact = False  # it is a warning here, as of any fit that has not converged
         return model.fit(draws=self.draws, seed=self.seed_, progress=False)
 
     # -------------------------------------------------------------------------------- predicting
