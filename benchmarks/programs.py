@@ -32,6 +32,8 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.public import read
+
 THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"), "1")
 ONE_THREAD = THREADS | {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false"}
 TASKS = ("logistic", "epilepsy", "toenail", "schools")
@@ -482,7 +484,7 @@ def run_one(name, program):
 
 
 def run_all(path, tasks, programs, patience):
-    done = {(row["task"], row["program"]) for row in read(path)}
+    done = {(row["task"], row["program"]) for row in read(Path(path))}
     for name in tasks:
         for program in programs:
             if (name, program) in done:
@@ -503,10 +505,6 @@ def run_all(path, tasks, programs, patience):
             with Path(path).open("a") as log:
                 log.write(json.dumps(row) + "\n")
             print(name, program, row.get("left") or f"{row['seconds']:.2f} s", flush=True)
-
-
-def read(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()] if Path(path).exists() else []
 
 
 def print_table(rows):
@@ -548,7 +546,7 @@ def main():
         parser.error("--log names the file that keeps the fits")
     if not options.table:
         run_all(options.log, options.tasks, options.programs, options.patience)
-    print_table(read(options.log))
+    print_table(read(Path(options.log)))
     return None
 
 

@@ -134,8 +134,7 @@ def threads(page):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    there = [name for name in PAGES if Path(__file__).with_name(f"{name}.py").exists()]
-    parser.add_argument("--only", nargs="+", choices=there, default=there)
+    parser.add_argument("--only", nargs="+", choices=PAGES, default=PAGES)
     parser.add_argument("--threads", action="store_true", help="only print the addresses")
     options = parser.parse_args()
     pages = [importlib.import_module(f"benchmarks.{name}") for name in options.only]
