@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torchngvi.messages import needing
 from torchngvi.renamed import GONE, NAMES, find_moved_name, install_finder
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # the names of the front door, by the module of each: those that are exported
 _HOMES = {
