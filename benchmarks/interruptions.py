@@ -12,9 +12,14 @@ With --lines K a KeyboardInterrupt is raised at every K-th line event of the pac
 
 import argparse
 import collections
+import contextlib
+import io
+import json
+import math
 import os
 import random
 import select
+import shutil
 import signal
 import sys
 import tempfile
@@ -130,6 +135,54 @@ def svgp(file, size=1):
     return repr((digest, result.losses, result.rejections)), result.interrupted
 
 
+def guide(file, size=1):
+    """A guide of Pyro over a scale and its effects."""
+    import pyro
+    import pyro.distributions as dist
+
+    from torchngvi.adapters.pyro import AutoGaussian, fit_guide
+
+    def model(y):
+        tau = pyro.sample("tau", dist.HalfNormal(y.new_tensor(2.0)))
+        with pyro.plate("groups", len(y)):
+            pyro.sample("y", dist.Normal(pyro.sample("effect", dist.Normal(0.0 * tau, tau)), 1.0), obs=y)
+
+    pyro.clear_param_store()
+    y = torch.linspace(-2, 3, 8, dtype=torch.float64)
+    q = AutoGaussian(model)
+    options = {"progress": False, "checkpoint": file, "checkpoint_every": 3, "max_evaluations": 100 if size else 3}
+    result = fit_guide(model, q, y, options=options)
+    digest = fingerprint(q.state_dict().values())
+    return repr((digest, [tuple(record)[:-1] for record in result.trace], str(result))), "interrupted" in str(result)
+
+
+def command(folder, size=1):
+    """The command line, a second fit over the folder of a first: what is there is whole at any moment."""
+    from torchngvi.cli import main
+
+    with tempfile.TemporaryDirectory() as own:
+        table = Path(own) / "table.csv"
+        rows = [f"{math.sin(k) + k % 5},{math.sin(k * k)},g{k % 5}" for k in range(40)]
+        table.write_text("\n".join(["y,x,g", *rows]))
+        folder = folder or Path(own) / "run"
+        if folder.exists():
+            written(folder)
+        formulas = ["y ~ x + (1 | g)"] if folder.exists() else ["y ~ 1 + (1 | g)", "y ~ x + (1 | g)"]
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            flags = ["--data", str(table), "--out", str(folder), "--overwrite", "--formula"]
+            status = [main(["fit", *flags, formula]) for formula in formulas]
+        return repr((status[-1], written(folder))), False
+
+
+def written(folder):
+    """What the command has written, without the path of its table, read as a user reads it."""
+    torchngvi.load(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    return {key: value for key, value in summary.items() if key != "settings"}, (
+        folder / "coefficients.csv"
+    ).read_text()
+
+
 KINDS = {
     "glm": glm,
     "log joint": log_joint,
@@ -138,6 +191,8 @@ KINDS = {
     "srvn": srvn,
     "flat": flat,
     "svgp": svgp,
+    "guide": guide,
+    "command": command,
 }
 
 
@@ -278,7 +333,7 @@ def lines(kind, every, folder, first=1):
             wrong.append(f"{kind}, line event {at}: {text[:300]}")
         if rest := [path for path in Path(folder).iterdir() if path.suffix == ".tmp"]:
             wrong.append(f"{kind}, line event {at}: left {rest}")
-        file.unlink(missing_ok=True)
+        shutil.rmtree(file, ignore_errors=True) if file.is_dir() else file.unlink(missing_ok=True)
     return tried, counter.count, wrong
 
 

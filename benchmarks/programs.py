@@ -441,9 +441,9 @@ def gpboost(t):
     likelihood = {"poisson": "poisson", "bernoulli": "bernoulli_logit"}[t["family"]]
     start = clock()
     model = gpboost.GPModel(group_data=t["g"], likelihood=likelihood, num_parallel_threads=1)
-    model.fit(y=t["y"], X=t["X"], params={"std_dev": True})
+    model.fit(y=t["y"], X=t["X"])
     seconds = clock() - start
-    coefficients = np.asarray(model.get_coef())
+    coefficients = np.asarray(model.get_coef(std_err=True))
     variance = float(np.asarray(model.get_cov_pars()).flatten()[0])
     return {
         "mean": [*coefficients[0].tolist(), math.sqrt(variance)], "sd": [*coefficients[1].tolist(), math.nan],

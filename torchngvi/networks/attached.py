@@ -655,7 +655,8 @@ def attach(
     >>> q.draw, q.observed
     (10, 1)
     """
-    length = read_instance("length", length or StepLength(), StepLength, "is a torchngvi.networks.StepLength, or None")
+    what = "is a torchngvi.networks.StepLength, or None"
+    length = read_instance("length", StepLength() if length is None else length, StepLength, what)
     longest = radius_of(steps, radius, length)
     optimizers = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
     refuse_wrapped(optimizer)
@@ -674,8 +675,7 @@ def attach(
     curvature = read_instance("curvature", SampledLabels() if curvature is None else curvature, Curvature, what)
     if read_flag("fused", fused):
         warnings.warn(
-            "fused=True has no effect any more: the compiled loops were within 5 % of what torch does by itself. Leave "
-            "it out; release 0.4 will not take it.",
+            "fused=True has no effect any more, and release 0.4 will not take it: leave it out.",
             DeprecationWarning,
             stacklevel=2,
         )
