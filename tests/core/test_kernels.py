@@ -74,6 +74,7 @@ def test_it_agrees_with_pytorch(fresh):
         assert float(((part - expected) / expected).abs().max()) <= 1e-11
 
 
+@pytest.mark.accuracy
 @needs_compiler
 def test_threads_share_the_rows(fresh, monkeypatch):
     e, v = rows(40_000)

@@ -331,7 +331,7 @@ def test_a_mean_field_of_independent_coordinates_is_exact():
     torch.testing.assert_close(q.variance.reciprocal(), scale, rtol=1e-8, atol=0)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("make", [lambda: DiagonalGaussian(10, dtype=DTYPE), lambda: blocks(2, 8)])
 def test_a_mean_field_hands_over_to_averages(make, monkeypatch):
     """They begin where it has ended, mostly within half a nat, and end where averages alone end."""

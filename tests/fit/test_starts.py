@@ -347,7 +347,7 @@ class TestAnother:
                     torch.testing.assert_close(q.scale_tril, place[1])
                     starts.narrowed = None
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("seed", [0, 1])
     def test_one_that_comes_back_costs_no_more_and_leaves_all_as_it_was(self, seed, no_other_start):
         """q, its pool and the reason are those of a fit that tries no other, to the last bit."""
@@ -467,7 +467,7 @@ class TestFailing:
         assert not result.converged
         assert "not finite" in result.reason
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("seed", range(3))
     def test_kinks_do_not_crash(self, seed):
         q = CholeskyGaussian(3, dtype=torch.float64)
@@ -541,7 +541,7 @@ class TestBudgets:
         assert kinds[:3] == ["a rough mode", "n draws in a pool", "other starts"]
         assert kinds[3:] == ["another start, n draws in a pool", "fresh draws"]
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("function", [eight_schools(True), log_gamma(3.0)], ids=["schools", "log-gamma"])
     @pytest.mark.usefixtures("pooled")
     def test_an_interrupt_at_any_call(self, function):

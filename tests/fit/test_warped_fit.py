@@ -117,7 +117,7 @@ class TestObjective:
         fisher = bent.q.warp.fisher(torch.zeros(2, dtype=torch.float64))
         assert float(phi @ fisher @ phi) == pytest.approx(size**2, rel=1e-9)
 
-    @pytest.mark.sparse(5)
+    @pytest.mark.accuracy
     def test_fit(self, base):
         """Every Gaussian can be warped, and the ELBO is the larger for it."""
         torch.manual_seed(0)
@@ -278,6 +278,7 @@ def test_a_run_goes_on_to_the_last_bit(tmp_path):
         assert again.trace[-1][:-1] == whole.trace[-1][:-1]
 
 
+@pytest.mark.accuracy
 def test_an_interrupt_among_the_curves():
     """It leaves q at the last record, with the curves of that."""
     gaussian = run(CholeskyGaussian(2, dtype=torch.float64)).evaluations
@@ -296,6 +297,7 @@ def test_an_interrupt_among_the_curves():
     assert seen[0].any()
 
 
+@pytest.mark.accuracy
 def test_a_budget_among_the_curves():
     """It ends the run there."""
     gaussian = run(CholeskyGaussian(2, dtype=torch.float64)).gradients
@@ -328,6 +330,7 @@ def test_a_warp_is_offered_where_margins_are_skewed():
     assert "warped()" not in str(bent)
 
 
+@pytest.mark.accuracy
 def test_a_warp_that_gained_nothing_is_not_offered_again(monkeypatch):
     """Of heavy tails on both sides third moments are noise, and a warp in vain is the end of that advice."""
     monkeypatch.setattr(WarpedAverages, "worth", 1.0)  # the few hundredths that it gains here are too little then

@@ -535,7 +535,7 @@ HARD = {
 
 
 class TestFailureTable:
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.filterwarnings("ignore::torchngvi.errors.RejectedStepWarning")
     @pytest.mark.parametrize("name", HARD)
     def test_float32(self, name):

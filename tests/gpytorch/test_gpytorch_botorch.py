@@ -127,7 +127,7 @@ class TestBoTorch:
 
     BOUNDS = (GREATER(0.5), 1.4), (LESS(0.2), 0.2), (BETWEEN(0.3, 0.4), 0.4), (GREATER(0.01), 1.4)
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("bound", "wanted"), BOUNDS)
     def test_bounds_that_an_optimizer_is_to_keep(self, bound, wanted):
         """Constraints without a transform, as those of BoTorch, hold, and are as they were at the end."""

@@ -251,7 +251,7 @@ class TestTraining:
         with torch.no_grad():
             assert float((model.eval()(x).mean - y).square().mean().sqrt()) < 0.12
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("kind", ["softmax", "heteroskedastic", "batch", "mixed"])
     def test_one_call(self, kind):
         """q is at its optimum at the end, by steps that `refine_svgp` need not add to, and the loss has fallen."""
@@ -262,7 +262,7 @@ class TestTraining:
         assert result.losses[-1] < before - 0.1
         assert ("by an integral in the place of nodes" in result.reason) == (kind == "softmax")
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("tasks", [None, 3])
     def test_without_whitening(self, tasks):
         """The unwhitened strategy ends where the whitened one does, and keeps its place and its q."""

@@ -38,7 +38,7 @@ def short(monkeypatch):
     monkeypatch.setattr(engines, "_ROUNDS", engines.RoundSettings(iterations=8))
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("strategy", [gp.variational.VariationalStrategy, gp.variational.UnwhitenedVariationalStrategy])
 @pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
 def test_it_grows_until_that_brings_little(kind, strategy):
@@ -58,7 +58,7 @@ def test_it_grows_until_that_brings_little(kind, strategy):
         assert float((model.eval()(rows[0]).mean - torch.sin(6 * rows[0][:, 0])).abs().mean()) < 0.1
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("kind", [CHOLESKY, NaturalGradientVariationalDistribution])
 def test_it_ends_where_that_number_would_have_been_given(kind):
     """The hyper-parameters that fewer points have learnt are no start."""

@@ -92,7 +92,7 @@ def steepest(model, likelihood, x, y):
 
 
 class TestWhereItEnds:
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("name", ["gaussian", "bernoulli", "student"])
     def test_at_a_stationary_point(self, name):
         """Of GPyTorch's own objective in every parameter, with the loss that it was told to have, and q refined."""

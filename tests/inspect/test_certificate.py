@@ -68,7 +68,7 @@ def least(model, make=POSTERIORS["dense"]):
     return q, loss(q, model)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", MODELS)
 def test_it_is_never_violated(name):
     """At 20 random q, near and far, narrow and wide."""

@@ -88,6 +88,7 @@ def test_response_of_a_cubic_is_that_of_tilts_solved_again(cubic):
     torch.testing.assert_close(response_covariance(upper.frame(), M), expected, rtol=0, atol=1e-8)
 
 
+@pytest.mark.accuracy
 def test_conjugate_gradients_on_a_cubic(cubic):
     T, mean, C, expected = cubic
     q = CholeskyGaussian(4, mean=mean, scale=C)

@@ -91,7 +91,7 @@ def test_derivatives_are_those_of_fits(family):
     check(lambda given: model(given, FAMILIES[family]), POSTERIORS["Cholesky"])
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("kind", POSTERIORS)
 def test_under_every_posterior(kind):
     check(model, POSTERIORS[kind])

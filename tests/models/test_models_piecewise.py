@@ -253,6 +253,7 @@ class TestEstimator:
         assert bool((e.value <= exact_value + bound.gap * target.weights.sum(-1)).all())
         assert (e.temperature, e.comparable) == (0.5, True)
 
+    @pytest.mark.accuracy
     def test_negative_binomial(self):
         X, y = randn(10, DIM, seed=1), (3 * randn(10, seed=2).abs()).round()
         model, q = GeneralizedLinear(X, y, NegativeBinomial(2.0)), random_posterior("cholesky", (), seed=1)

@@ -112,7 +112,7 @@ class TestPacket:
 class TestStationaryPoints:
     """Non-convex: g = 0 and γV⁻¹ = H at the end of every run, and the values reached are few."""
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @penalties
     @pytest.mark.parametrize("method", [VN, SRVN])
     def test_several_starts(self, penalty, method):

@@ -199,7 +199,7 @@ class TestMisspecification:
         expected = 2 * d * target.precision.trace() - (d - 2) * torch.linalg.inv(C).square().sum()
         close(closed - landing, expected, IDENTITY)
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("method", [LANDING, CLOSED])
     def test_the_floor_is_proportional_to_the_step(self, method):
         target = correlated(0.7)

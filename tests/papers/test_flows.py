@@ -55,7 +55,7 @@ def test_one_path_in_three_coordinates(family, gamma):
         close(paths[0].loss[i], loss, 1e-10)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @coordinates
 def test_it_ends_at_the_stationary_point(coordinates):
     model = random_model("bernoulli_logit", (), 61, 0.5)
@@ -65,7 +65,7 @@ def test_it_ends_at_the_stationary_point(coordinates):
     close(flow.covariance[0], V, 1e-8)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @coordinates
 def test_a_batch_is_its_members(coordinates):
     q = random_posterior("cholesky", (2, 2), seed=1)

@@ -225,7 +225,7 @@ def test_example_1_perturbation_that_swamps():
             assert float(error_of(q.vector).median()) == pytest.approx(108 if step == 100 else 105, abs=1.0)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("start", STARTS)
 def test_example_1_by_default(start):
     """No setting at all: from 31.5 and 19.8 nats to less than one in 200 steps, every run."""

@@ -901,7 +901,7 @@ class TestLandscape:
             hessian = torch.autograd.functional.hessian(energy, start)
             assert float(torch.linalg.eigvalsh(hessian)[0]) >= 1 - 1e-6
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", ["bernoulli_logit", "poisson_log"])
     def test_one_stationary_point(self, family):
         # N15, Proposition 1: many starts, natural and Euclidean steps, one optimum

@@ -154,7 +154,7 @@ class TestExponential:
         assert settled("SR-VN", model, begun(star, 5.0), least, 1.0, 400) == "rises"
 
 
-@pytest.mark.sparse(4)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", CURVES)
 def test_runs_are_off_the_flow_to_first_order(name):
     """Halving the step halves the distance; where ℓ is not quadratic this holds for the held flow too."""

@@ -773,7 +773,7 @@ class TestMomentum:
     def test_repr(self):
         assert "parts: NaturalGradient, Constant(), NormalizedMomentum" in repr(Snngm(CholeskyGaussian(2)))
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("kind", [CholeskyGaussian, PrecisionCholeskyGaussian])
     def test_it_fits(self, kind):
         """The ball about the optimum into which steps of 0.001 √ℓ end is small; one draw a step."""

@@ -678,7 +678,7 @@ class TestRegions:
             assert bool((precision[0] >= low).all())
             assert bool((precision[1] <= high).all())
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("share", [0.2, 0.02])
     @families
     def test_srvn_stays_between_the_curvatures(self, family, share):
@@ -746,7 +746,7 @@ class TestTemperature:
         for before, after in zip(errors, errors[1:], strict=False):
             assert 0.05 < after / before < 0.2
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @dims
     def test_variational_optimisation(self, dim):
         """γ = 0: min ℓ ≤ E_q[ℓ] for every q, and SR-VN contracts C to a point at the minimum."""

@@ -91,7 +91,7 @@ def test_a_step_of_an_optimizer_is_a_step_of_the_rule(family):
         close(covariance, ends[0][1], IDENTITY)
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("vectorized", [False, True])
 @pytest.mark.parametrize("optim", [pyro.optim.Adam, pyro.optim.ClippedAdam], ids=["adam", "clipped"])
 def test_svi_alone_ends_at_the_exact_posterior(optim, vectorized):

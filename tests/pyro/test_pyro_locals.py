@@ -119,7 +119,7 @@ def test_a_subsample_is_not_scaled_up():
         assert torch.allclose(part[-1], whole[-1], rtol=1e-12)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("order", ["in turn", "backwards", "at random"])
 def test_first_visits_end_at_the_exact_posterior_of_a_gaussian_hierarchy(order):
     n, size = 12, 4

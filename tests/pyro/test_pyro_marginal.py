@@ -271,6 +271,7 @@ def test_quantiles_are_those_of_the_draws():
     assert torch.allclose(found, exact, atol=0.15 * float(drawn.std()))
 
 
+@pytest.mark.accuracy
 def test_draws_follow_the_seed_and_q():
     guide = copy.deepcopy(fitted()[0])
     draws = []
@@ -427,6 +428,7 @@ def test_the_verdict_of_a_refined_guide_is_on_the_fan():
     assert list(result.names) == ["mu", "log tau"]
 
 
+@pytest.mark.accuracy
 def test_the_draws_of_a_refined_guide_are_those_of_the_posterior():
     """The truth is a sum over a grid of log tau, given which mu is Gaussian."""
     log_tau = torch.linspace(-14, 6, 4001, dtype=torch.float64)

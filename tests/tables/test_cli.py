@@ -82,6 +82,7 @@ class TestOutputs:
         assert result["held_out_nll"] < 0.1 < 0.6 < result["base_rate_nll"] < 0.7
         assert result["priors"].startswith("coefficients N(0, 3.162^2) per sd of a column (precision 0.1), intercept")
 
+    @pytest.mark.accuracy
     def test_the_table_has_units_ratios_and_sds(self, cancer):
         """By the saved result: the mean times the sd of the training column, and e to its power."""
         table, result = coefficients(cancer), torchngvi.load(cancer).result
@@ -300,6 +301,7 @@ class TestPriors:
         assert dict(torchngvi.load("raw").result.settled.table())["age"] == "N(0, 0.5^2)"
         assert abs(table["mean"]["sex=male"]) < 1.5 * abs(coefficients("raw")["mean"]["sex=male"])
 
+    @pytest.mark.accuracy
     def test_by_name(self, ship, capsys):
         """Those of a level in the words of the report, and in those of a formula."""
         priors = ("--prior", "sex=male=normal(0, 1e-3)", "--prior", "deck[B]=student_t(3, 1, 1e-3)")
@@ -856,7 +858,7 @@ def test_trials_of_new_rows_are_read(tmp_path, monkeypatch, capsys):
     assert "needs the column n" in capsys.readouterr().err
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("formula", ["y ~ x", "y ~ x + (1 | g)", "y ~ x + (1 | g) + (1 | h)"])
 def test_tables_take_no_notice_of_the_default_device(formula):
     """Under ``torch.set_default_device`` a table is fitted on the CPU, to the same numbers."""

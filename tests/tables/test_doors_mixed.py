@@ -26,6 +26,7 @@ QUICK = {"progress": False, "draws": 400}
 
 
 class TestDensity:
+    @pytest.mark.accuracy
     def test_one_standard_deviation_is_normalised(self):
         """∫ p(ω) dω = 1 over ω = -log τ, in any unit."""
         for unit in (1.0, 1e3):
@@ -410,6 +411,7 @@ class TestExplicit:
         with pytest.raises(InputError, match="A MixedPrior cannot stand beside them"):
             MixedModel(X, X[:, 1], (X, groups), "gaussian", prior=own, priors={"x1": "flat"})
 
+    @pytest.mark.accuracy
     def test_arguments_of_an_earlier_release(self):
         model = MixedModel(torch.ones(6, 1), torch.arange(6.0), family="gaussian")
         with pytest.warns(FutureWarning, match="marginalise= does nothing any more: random effects are always"):

@@ -225,7 +225,7 @@ def _awkward():
 AWKWARD = dict(_awkward())
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("name", AWKWARD)
 def test_awkward_data_end_with_a_verdict(name):
     if name in {f"{family}, nothing but zeros{more}" for family in NAMES[3:] for more in ("", " in groups")}:

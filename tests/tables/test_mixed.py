@@ -282,7 +282,7 @@ class TestFits:
             made.append(watch.made)
         assert 1.9 < made[1] / made[0] < 2.0
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(
         "make",
         [
@@ -571,7 +571,7 @@ def test_refusals(name):
 class TestManyTargets:
     """One design and one set of groups, many sets of targets: each is fitted as by itself."""
 
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(("family", "r", "prior"), [("negative binomial", 1, False), ("logit", 2, True)])
     def test_each_is_its_own_fit(self, family, r, prior):
         (X, y, random, likelihood), settings = problem(family, r, n=6, prior=prior)

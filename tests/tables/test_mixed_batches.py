@@ -105,7 +105,7 @@ class TestTheBound:
         close(there.precision, expected.square, 1e-12)
         close(there.slope @ there.precision, expected.border, 1e-12)
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     def test_its_derivative_is_that_of_the_bound_solved_again(self, family, local):
         """The envelope theorem, by central differences along a random direction."""
         model, q = model_of(family, local), somewhere(family, local)
@@ -163,6 +163,7 @@ def test_a_natural_gaussian_is_fitted_too():
     assert float(model.negative_elbo(q).detach()) == pytest.approx(loss, abs=1e-8)
 
 
+@pytest.mark.accuracy
 def test_records_tell_where_q_is():
     """A callback sees the q of which the record tells the loss, also after a step that was taken back."""
     model = model_of("bernoulli_logit", 1)

@@ -33,7 +33,7 @@ def fitted():
     return regression("y ~ x * sex + z", table(), "multinomial").fit(progress=False)
 
 
-@pytest.mark.sparse(2)
+@pytest.mark.accuracy
 @pytest.mark.parametrize(
     ("formula", "priors"),
     [
@@ -176,6 +176,7 @@ def test_probabilities_sum_to_1_and_draws_are_codes(fitted):
     assert linear["outcome"].tolist() == ["car", "train"] * 2
 
 
+@pytest.mark.accuracy
 def test_marginal_effects_sum_to_0_and_are_differences(fitted):
     frame, h = fitted.formula.table, 1e-4
     for x in ("x", "z"):
@@ -360,6 +361,7 @@ def test_what_is_not_there_is_refused_by_a_sentence(case):
     check_refusal(REFUSED[case][0], REFUSED[case][1])
 
 
+@pytest.mark.accuracy
 def test_the_command_line_fits_and_predicts(tmp_path, capsys):
     frame = table(80)
     frame.to_csv(tmp_path / "ways.csv", index=False)

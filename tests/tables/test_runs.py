@@ -215,7 +215,7 @@ class TestKills:
 
 
 class TestFolders:
-    @pytest.mark.sparse(2)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("out", [".", "run"])
     def test_the_current_folder_and_its_files_stay(self, out, made, here, monkeypatch):
         """A shell that stands in the folder of a run still does."""

@@ -341,7 +341,7 @@ def model_without_offset(data):
     return design._replace(offset=torch.zeros_like(design.offset)), family, coordinates, priors
 
 
-@pytest.mark.sparse(3)
+@pytest.mark.accuracy
 @pytest.mark.parametrize("family", ["poisson", "bernoulli", "gaussian"])
 def test_spreads_that_are_not_there(family):
     for seed in range(2):

@@ -108,7 +108,7 @@ class TestClosedForms:
         model = LINEAR(prior_precision=2.0, noise=1.0, fit_intercept=False).fit(X, y)
         np.testing.assert_allclose(model.coef_, X.T @ np.linalg.solve(X @ X.T + 2 * np.eye(20), y), atol=1e-8)
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("classes", [2, 3])
     @pytest.mark.parametrize("precision", [1e-6, 50.0])
     def test_the_modes_of_scikit_learn(self, classes, precision):
@@ -267,7 +267,7 @@ class TestPosterior:
 
 
 class TestUnits:
-    @pytest.mark.sparse(4)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize(
         ("kind", "posterior"), [*((kind, "cholesky") for kind in KINDS), ("linear", "diagonal"), ("three", "diagonal")]
     )

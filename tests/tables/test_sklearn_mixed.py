@@ -130,7 +130,7 @@ class TestWhatItSays:
         with pytest.raises(InputError, match=r"^random_state is a seed, a whole number, a .*, or None; got 'a'\.$"):
             fitted.sample_posterior(2, random_state="a")
 
-    @pytest.mark.sparse(3)
+    @pytest.mark.accuracy
     @pytest.mark.parametrize("family", ["poisson", "negbin", "hurdle_poisson", "student_t", "gamma", "beta", Beta()])
     def test_families_and_slopes(self, family):
         frame, counts, y, _ = visits()
