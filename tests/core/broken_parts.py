@@ -411,22 +411,6 @@ class SaysConvex(Likelihood):
         return y
 
 
-class StiffCurvature(Likelihood):
-    """β has no graph."""
-
-    discrete, convex = False, True
-
-    def energy(self, eta, y):
-        return PoissonLog().energy(eta, y)
-
-    def expected(self, mean, variance, y):
-        moments = PoissonLog().expected(mean, variance, y)
-        return moments._replace(curvature=moments.curvature.detach() + 0 * mean)
-
-    def checked(self, y):
-        return y
-
-
 class WrongCurvature(Likelihood):
     """∂F/∂v in the place of 2 ∂F/∂v."""
 
@@ -441,6 +425,16 @@ class WrongCurvature(Likelihood):
 
     def checked(self, y):
         return y
+
+
+class StiffCurvature(WrongCurvature):
+    """β has no graph."""
+
+    convex = True
+
+    def expected(self, mean, variance, y):
+        moments = PoissonLog().expected(mean, variance, y)
+        return moments._replace(curvature=moments.curvature.detach() + 0 * mean)
 
 
 class ZeroAndOne(BernoulliLogit):

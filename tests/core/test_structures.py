@@ -1,17 +1,21 @@
 """The algebra of every pattern against dense matrices: closure, each verb, and the metric."""
 
+import pkgutil
+
 import pytest
 import torch
 from arrow import ScalarArrow
 from helpers import DTYPE, close, randn
+from torch._functorch.eager_transforms import grad_increment_nesting
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import torchngvi as ngvi
+from torchngvi.expectations import Fixed, PiecewiseBound
 from torchngvi.interfaces import Coordinates, Cost, Expectation, Framed
-from torchngvi.numerics import gaussian_integrals
-from torchngvi.numerics.arrays import constant
-from torchngvi.numerics.special import normal_rule
-from torchngvi.posteriors.warps import SinhArcsinh
+from torchngvi.networks import families
+from torchngvi.numerics import arrays, gaussian_integrals, special
+from torchngvi.numerics.arrays import constant, remembered
+from torchngvi.posteriors import warps
 from torchngvi.rules import LocalExponential
 from torchngvi.structures import Dense, Diagonal, EqualBlocks, Forest, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures import pattern as pattern_module
@@ -105,11 +109,33 @@ def test_dense_matrices_need_no_table_of_their_entries(kind, monkeypatch):
     ngvi.Snngm(kind(5, dtype=DTYPE)).step(model.log_joint)
 
 
-def expectations_of(x):
-    """By rules whose nodes and coefficients are kept."""
-    of_softplus, of_log = gaussian_integrals.softplus(x, x + 1), gaussian_integrals.log1p_square(x, x + 1)
-    curve = SinhArcsinh().forward(x, torch.zeros(3, 2, dtype=x.dtype))
-    return *of_softplus, *of_log, curve, *normal_rule(13, 1, x)
+KEPT = (
+    "numerics.arrays.constant numerics.special._line numerics.gaussian_integrals._constants posteriors.warps._halves "
+    "numerics.gaussian_integrals._square_tensors expectations.quadrature._tensors networks.families._table"
+)
+
+
+@pytest.mark.parametrize("mode", [FakeTensorMode, torch.inference_mode, grad_increment_nesting])
+def test_what_is_kept_serves_later_in_whatever_mode_it_was_made(mode, monkeypatch):
+    """Nodes, coefficients, tables and draws that are kept, and what a posterior computes once from its coordinates."""
+    for name in KEPT.split():
+        monkeypatch.setattr(f"torchngvi.{name}", remembered(pkgutil.resolve_name(f"torchngvi.{name}").__wrapped__))
+    x, draws, q = torch.zeros(3, dtype=DTYPE), Fixed(8), ngvi.NaturalGaussian(3, dtype=DTYPE).double()
+    q._memory.forget()
+
+    def make():
+        of_softplus, of_log = gaussian_integrals.softplus(x, x + 1), gaussian_integrals.log1p_square(x, x + 1)
+        curve = warps.SinhArcsinh().forward(x, torch.zeros(3, 2, dtype=DTYPE))
+        noise, bound = families.windows(x, "weight", 7, 1), PiecewiseBound(6).softplus(x, x + 1)
+        kept = arrays.constant(0.5, DTYPE, x.device), *special.normal_rule(13, 1, x), draws(x), q.mean
+        return *of_softplus, *of_log, curve, *noise, *bound, *kept
+
+    with mode(**{"allow_non_fake_inputs": True} if mode is FakeTensorMode else {}):
+        make()
+    assert not any(map(torch._C._functorch.is_functorch_wrapped_tensor, make()[:-1]))
+    for tensor in make():
+        assert type(tensor) is torch.Tensor
+        (torch.ones_like(tensor, requires_grad=True) * tensor).sum().backward()
 
 
 def test_constants_that_are_kept_stay_what_they_are():
@@ -123,19 +149,8 @@ def test_constants_that_are_kept_stay_what_they_are():
     with FakeTensorMode(allow_non_fake_inputs=True):
         Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
         tree.join([part.to("meta") for part in parts])
-        expectations_of(torch.zeros(3, dtype=like.dtype))
     made = Dense(8).flat(Dense(8).eye(torch.zeros(8))), constant(0.321, torch.float32, where)
     columns = tree.join([part.to("meta") for part in parts])
-    assert {
-        *map(
-            type,
-            [
-                *made,
-                columns,
-                *expectations_of(torch.zeros(3, dtype=like.dtype)),
-                *(kind.place for kind in tree.on(columns)),
-            ],
-        )
-    } == {torch.Tensor}
+    assert {*map(type, [*made, columns, *(kind.place for kind in tree.on(columns))])} == {torch.Tensor}
     pattern_module.index_of(ScalarArrow(3), where).rows.mul_(0)
     assert pattern_module.index_of(ScalarArrow(3), where).rows.tolist() == [0, 1, 2, 2, 2]

@@ -60,6 +60,30 @@ class Model(SparseModel):
         super().__init__(q, Z, strategy=strategy, wrap=wrap, batch=batch, **options)
 
 
+def deep(network, layer, *sites):
+    """Two layers of the classes of GPyTorch that are given, with so many quadrature sites where there are any."""
+
+    class Layer(layer):
+        def __init__(self, inputs, outputs):
+            batch = torch.Size([] if outputs is None else [outputs])
+            Z = torch.randn(*batch, M, inputs)
+            super().__init__(gp.variational.VariationalStrategy(self, Z, NGVD(M, batch)), inputs, outputs, *sites)
+            self.mean_module = gp.means.ConstantMean(batch_shape=batch)
+            self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
+
+        forward = SparseModel.forward
+
+    class Deep(network):
+        def __init__(self):
+            super().__init__(*sites)
+            self.hidden, self.last = Layer(1, 2), Layer(2, None)
+
+        def forward(self, x):
+            return self.last(self.hidden(x))
+
+    return Deep().double()
+
+
 def data(n=N, seed=0):
     generator = torch.Generator().manual_seed(seed)
     x = 4 * torch.rand(n, 1, dtype=torch.float64, generator=generator) - 2
@@ -162,29 +186,9 @@ class TestStrategies:
 
     def test_deep_gp(self):
         """Two layers, five draws: every layer's q moves, and the objective rises."""
-
-        class Layer(gp.models.deep_gps.DeepGPLayer):
-            def __init__(self, inputs, outputs):
-                batch = torch.Size([] if outputs is None else [outputs])
-                Z = torch.randn(*batch, M, inputs)
-                super().__init__(gp.variational.VariationalStrategy(self, Z, NGVD(M, batch)), inputs, outputs)
-                self.mean_module = gp.means.ConstantMean(batch_shape=batch)
-                self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
-
-            def forward(self, x):
-                return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-        class Deep(gp.models.deep_gps.DeepGP):
-            def __init__(self):
-                super().__init__()
-                self.hidden, self.last = Layer(1, 2), Layer(2, None)
-
-            def forward(self, x):
-                return self.last(self.hidden(x))
-
         torch.manual_seed(0)
         x, y = data()
-        model = Deep().double()
+        model = deep(gp.models.deep_gps.DeepGP, gp.models.deep_gps.DeepGPLayer)
         mll = gp.mlls.DeepApproximateMLL(gp.mlls.VariationalELBO(gaussian(0.05), model, num_data=N))
         natural = natural_optimizer(mll, lr=0.1)
         assert [q.batch_shape for q in natural.posteriors] == [torch.Size([2]), torch.Size([])]

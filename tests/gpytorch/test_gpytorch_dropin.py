@@ -18,6 +18,7 @@ from test_gpytorch import (  # noqa: E402
     Model,
     N,
     data,
+    deep,
     gaussian,
     model_with,
     pytestmark,  # noqa: F401
@@ -62,8 +63,7 @@ class Grid(gp.models.ApproximateGP):
         self.mean_module = gp.means.ConstantMean()
         self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel())
 
-    def forward(self, x):
-        return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+    forward = Model.forward
 
 
 STRATEGIES = strategies() | {
@@ -180,29 +180,10 @@ class TestObjectives:
     @pytest.mark.accuracy
     def test_deep_sigma_points(self):
         """A DSPP: no draws, so that the objective is what it was when asked again; it rises, and every layer moves."""
-
-        class Layer(gp.models.deep_gps.dspp.DSPPLayer):
-            def __init__(self, inputs, outputs):
-                batch = torch.Size([] if outputs is None else [outputs])
-                Z = torch.randn(*batch, M, inputs)
-                super().__init__(v.VariationalStrategy(self, Z, NGVD(M, batch)), inputs, outputs, 3)
-                self.mean_module = gp.means.ConstantMean(batch_shape=batch)
-                self.covar_module = gp.kernels.ScaleKernel(gp.kernels.RBFKernel(batch_shape=batch), batch_shape=batch)
-
-            def forward(self, x):
-                return gp.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-        class DSPP(gp.models.deep_gps.dspp.DSPP):
-            def __init__(self):
-                super().__init__(3)
-                self.hidden, self.last = Layer(1, 2), Layer(2, None)
-
-            def forward(self, x):
-                return self.last(self.hidden(x))
-
         torch.manual_seed(0)
         x, y = data()
-        model, likelihood = DSPP().double(), gaussian(0.05)
+        dspp = gp.models.deep_gps.dspp
+        model, likelihood = deep(dspp.DSPP, dspp.DSPPLayer, 3), gaussian(0.05)
         mll = gp.mlls.DeepPredictiveLogLikelihood(likelihood, model, num_data=N, beta=0.1)
         natural = natural_optimizer(mll, lr=0.1, method=IBLR, step_size=KLRadius(1.0))
         before = [q.mean.clone() for q in natural.posteriors]

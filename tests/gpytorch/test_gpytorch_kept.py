@@ -12,7 +12,7 @@ gp = pytest.importorskip("gpytorch")
 from sparse_models import SparseModel  # noqa: E402
 
 from torchngvi import NaturalGaussian  # noqa: E402
-from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP  # noqa: E402
+from torchngvi.adapters.gpytorch import NaturalGradientVariationalDistribution, SparseGP, energies  # noqa: E402
 from torchngvi.adapters.gpytorch import model as gp_model  # noqa: E402
 
 M, N = 6, 30
@@ -209,10 +209,12 @@ def test_hyper_parameters_that_learn_keep_none(factored):
 
 
 def test_tensors_of_inference_mode_serve_later():
-    """A factor that was made in inference mode may enter a graph afterwards."""
+    """A factor, and nodes, that were made in inference mode may enter a graph afterwards."""
     strategy, x = made().variational_strategy, torch.zeros(1, 1).double()
     with torch.inference_mode():
         gp_model.kernels(strategy, x)
+        energies.nodes(3, x.dtype, x.device, points=66)
+    assert not energies.nodes(3, x.dtype, x.device, points=66)[0].is_inference()
     factor = gp_model.kernels(strategy, x).factor
     right = torch.ones(M, 1).double().requires_grad_()
     torch.linalg.solve_triangular(factor, right, upper=False).sum().backward()

@@ -36,6 +36,7 @@ from torchngvi.networks import (
     network,
 )
 from torchngvi.networks.families import _table, all_finite, normals
+from torchngvi.numerics.arrays import remembered
 
 CURVATURES = [SampledLabels, lambda: GradientNoise(20), Reparametrized]
 
@@ -98,8 +99,9 @@ def automatic_optimization(module, optimizer, scheduler, steps):
                 module.q.predict(data(3)[0], samples=2)
 
 
-def test_lightnings_loop_is_the_plain_loop_and_resumes():
-    _table.cache_clear()  # so that it may be made within inference_mode
+def test_lightnings_loop_is_the_plain_loop_and_resumes(monkeypatch):
+    # so that it may be made within inference_mode
+    monkeypatch.setattr("torchngvi.networks.families._table", remembered(_table.__wrapped__))
     module = Module()
     automatic_optimization(module, *module.configure_optimizers(), range(12))
     plain, q, optimizer, _ = attached(steps=12)

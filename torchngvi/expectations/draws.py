@@ -22,6 +22,7 @@ from torchngvi.arguments import (
 from torchngvi.derivatives import energy_and_gradient
 from torchngvi.errors import InputError
 from torchngvi.interfaces import Estimator, Framed, Posterior, Target
+from torchngvi.numerics.arrays import faked
 from torchngvi.structures import Forest
 
 
@@ -236,10 +237,12 @@ class Fixed(Draws):
         """Return the draws z, (S, *batch, D), which are the same at each call."""
         members = like.shape[-2:-1] if self.apart else torch.Size()
         known = torch.Size((*members, like.shape[-1])), like.dtype, like.device
-        if known not in self._kept:
+        kept = None if faked() else self._kept.get(known)
+        if kept is None:
             with torch.inference_mode(False), torch.no_grad():
-                self._kept[known] = self._whitened(known[0]).to(like)
-        kept = self._kept[known]
+                kept = self._whitened(known[0]).to(like)
+            if not faked():
+                self._kept[known] = kept
         return kept.reshape(-1, *(1,) * (like.ndim - kept.ndim + 1), *kept.shape[1:]).expand(-1, *like.shape)
 
     def fresh(self, number: int) -> "Fixed":

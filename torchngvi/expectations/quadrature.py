@@ -22,6 +22,7 @@ from torchngvi.interfaces import (
     TractableTarget,
 )
 from torchngvi.models.factors import FactorTarget
+from torchngvi.numerics.arrays import remembered
 from torchngvi.numerics.gaussian_integrals import Moments, in_blocks
 from torchngvi.posteriors.precision import clique_marginals
 
@@ -146,7 +147,7 @@ def _differences(x: Tensor) -> Tensor:
     return torch.nn.functional.pad(x, (0, 1)) - torch.nn.functional.pad(x, (1, 0))
 
 
-@functools.cache
+@remembered
 def _tensors(
     pieces: tuple[Piece, ...], dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -155,10 +156,9 @@ def _tensors(
     pairs = list(zip(pieces, pieces[1:], edges, strict=False))
     jumps = [((v.a - u.a) * x + v.b - u.b) * x + v.c - u.c for u, v, x in pairs]
     bends = [2 * (v.a - u.a) * x + v.b - u.b for u, v, x in pairs]
-    with torch.inference_mode(False):
-        coefficients = torch.tensor([(p.a, p.b, p.c) for p in pieces], dtype=torch.float64, device="cpu").mT
-        parts = [coefficients, *(torch.tensor(x, dtype=torch.float64, device="cpu") for x in (edges, jumps, bends))]
-        return tuple(part.to(device, dtype) for part in parts)  # type: ignore[return-value]
+    coefficients = torch.tensor([(p.a, p.b, p.c) for p in pieces], dtype=torch.float64, device="cpu").mT
+    parts = [coefficients, *(torch.tensor(x, dtype=torch.float64, device="cpu") for x in (edges, jumps, bends))]
+    return tuple(part.to(device, dtype) for part in parts)  # type: ignore[return-value]
 
 
 # ------------------------------------------------------------------------------------ the table

@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from torchngvi.errors import InputError
 from torchngvi.numerics import sparse
@@ -66,33 +67,35 @@ def array_of(table: Any) -> Any:
 
 
 def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
-    """Keep the tensors that a function makes, to read only: those that were written to are made again.
-
-    None are kept that a graph would fill or a mode has faked, since a later call would take them for numbers.
-    """
+    """Keep the tensors that a function makes, to read only: those that were written to are made again."""
     # most: results that are kept
     made: dict[Any, tuple[Any, list[Tensor], list[int]]] = {}
-    make = torch.inference_mode(False)(make)  # they may be differentiated later
 
     @functools.wraps(make)
     def found(*args: _P.args, **kwargs: _P.kwargs) -> _T:
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
-        ):
+        if torch.compiler.is_compiling() or faked():  # a later call would take what is made for numbers
             return make(*args, **kwargs)
-        result, tensors, versions = made.get(args, (None, [], []))
+        key = *args, *kwargs.items()
+        result, tensors, versions = made.get(key, (None, [], []))
         if result is not None and versions == [tensor._version for tensor in tensors]:
             return result
-        result = make(*args, **kwargs)
+        # they may be differentiated later, and are no part of a transform of torch.func that runs now
+        with torch.inference_mode(False), temporarily_clear_interpreter_stack():
+            result = make(*args, **kwargs)
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             if len(made) >= most:
                 made.clear()
             tensors = _tensors(result)
-            made[args] = result, tensors, [tensor._version for tensor in tensors]
+            made[key] = result, tensors, [tensor._version for tensor in tensors]
         return result
 
     return found
+
+
+def faked() -> bool:
+    """Say whether a mode fakes the tensors that are made now, so that none may be kept."""
+    fake = torch._C._TorchDispatchModeKey.FAKE
+    return not torch.compiler.is_dynamo_compiling() and torch._C._get_dispatch_mode(fake) is not None
 
 
 def _tensors(result: Any) -> list[Tensor]:
@@ -155,9 +158,6 @@ class Fetched:
 # ------------------------------------------------------------------------------------ versions and modes of tensors
 
 
-# The modes of torch under which a call runs
-
-
 def tracked(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Let a function run outside of ``torch.inference_mode``, where tensors have neither gradients nor versions."""
 
@@ -182,7 +182,7 @@ class Versions:
     """A memory of which tensors there were, how often torch had counted a write to each, and what they held."""
 
     def __init__(self, tensors: Iterable[Tensor], before: "Versions | None" = None) -> None:
-        if torch.compiler.is_compiling():  # a graph counts no writes: nothing is known
+        if torch.compiler.is_compiling() or faked():  # a graph counts no writes: nothing is known
             self.tensors: tuple[Tensor, ...] = ()
             self.counts: list[_Count] = []
             self.contents: list[Tensor] = []
@@ -210,6 +210,7 @@ class Versions:
         tensors = tuple(tensors)
         if (
             torch.compiler.is_compiling()
+            or faked()
             or len(tensors) != len(self.tensors)
             or any(map(is_not, tensors, self.tensors))
         ):

@@ -258,8 +258,7 @@ def _(e: Tensor, v: Tensor, count: int) -> Tensor:
 def _formula(e: Tensor, v: Tensor, order: int, count: int, rounding: float = -1e-12) -> tuple[Tensor, ...]:
     """Rows (n,) in plain operators; NaN and infinities follow from those of the arithmetic."""
     # rounding: variances above are those of a difference that should be zero
-    make = _constants if torch.compiler.is_compiling() or _needs_operators() else _kept_constants
-    sign, step, decay, growth, near_weights, far_weights, log_half = make(order, count, e.dtype, e.device)
+    sign, step, decay, growth, near_weights, far_weights, log_half = _constants(order, count, e.dtype, e.device)
     limits = torch.finfo(e.dtype)
     a = e.abs().clamp_max(limits.max)
     v = torch.threshold(v, rounding, math.nan).clamp_min(16 * limits.tiny)
@@ -286,6 +285,7 @@ def _formula(e: Tensor, v: Tensor, order: int, count: int, rounding: float = -1e
     return tuple(parts)
 
 
+@remembered
 def _constants(order: int, count: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, ...]:
     """What multiplies a/s and s in x, and a and v in the exponents, (.., 1); coefficients, (count, ..); log ½."""
     root, j = math.sqrt(0.5), range(1, _TERMS + 1)
@@ -300,13 +300,9 @@ def _constants(order: int, count: int, dtype: torch.dtype, device: torch.device)
         [-float(i) for i in j],
         [0.5 * i * i for i in j],
     )
-    with torch.inference_mode(False):
-        made = [torch.tensor(x, dtype=torch.float64, device="cpu")[:, None] for x in columns]
-        made += [torch.tensor(x, dtype=torch.float64, device="cpu") for x in (near, far, math.log(0.5))]
-        return tuple(x.to(device, dtype) for x in made)
-
-
-_kept_constants = remembered(_constants)  # what is made in a graph or a transform belongs to it
+    made = [torch.tensor(x, dtype=torch.float64, device="cpu")[:, None] for x in columns]
+    made += [torch.tensor(x, dtype=torch.float64, device="cpu") for x in (near, far, math.log(0.5))]
+    return tuple(x.to(device, dtype) for x in made)
 
 
 # ------------------------------------------------------------------------------------- derivatives

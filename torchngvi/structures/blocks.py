@@ -313,10 +313,7 @@ def _square(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor
 
 @remembered
 def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Positions of the lower triangle in a flat square, with the factors of its entries: √½ on the diagonal, else 1.
-
-    And back: where each entry of the square, or its mirror image, stands in the triangle, with √2 on the diagonal.
-    """
+    """Positions of the lower triangle in a flat square, with √½ on the diagonal; back, with mirror images and √2."""
     rows, columns = torch.tril_indices(size, size, device=device)
     lower, on = rows * size + columns, rows == columns
     shares = torch.ones(len(rows), dtype=dtype, device=device).masked_fill(on, math.sqrt(0.5))

@@ -13,7 +13,6 @@ gradient needs of the curvature of F the diagonal entries 2 ∂F/∂v_l only.
 """
 
 import math
-from functools import lru_cache
 from typing import Any, final
 
 import torch
@@ -47,6 +46,7 @@ from torch.quasirandom import SobolEngine
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy, check_shapes
 from torchngvi.arguments import read_instance
 from torchngvi.errors import InputError, PairError
+from torchngvi.numerics.arrays import remembered
 from torchngvi.numerics.linalg import cholesky
 
 # of GPyTorch's likelihoods, asked by their methods: a class that inherits them has the same expectations
@@ -124,7 +124,7 @@ def _at_nodes(values: MultivariateNormal, **rule: Any) -> tuple[Tensor, Tensor]:
     return mean + values.variance.sqrt() * z.reshape(-1, *ones, *mean.shape[-1:] * last), weights.reshape(-1, *ones)
 
 
-@lru_cache(maxsize=8)
+@remembered
 def nodes(
     count: int,
     dtype: torch.dtype,
@@ -134,7 +134,7 @@ def nodes(
 ) -> tuple[Tensor, Tensor]:
     """Nodes z (nodes, count) and weights of an expectation under N(0, I), exact for quadratics."""
     if count <= len(sizes):
-        z, weights = (torch.tensor(part) for part in hermegauss(sizes[count - 1]))
+        z, weights = (torch.tensor(part, device="cpu") for part in hermegauss(sizes[count - 1]))
         z = torch.cartesian_prod(*[z] * count).reshape(-1, count)
         weights = torch.cartesian_prod(*[weights / weights.sum()] * count).reshape(-1, count).prod(-1)
     else:  # in pairs z and -z, of variance 1

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torchngvi.errors import InputError
+from torchngvi.numerics.arrays import remembered
 
 __all__ = ["Delta", "Dense", "Diagonal", "Family", "Kronecker", "Rows"]
 
@@ -720,7 +721,7 @@ def generator(device: torch.device, seed: int, draw: int, name: str) -> torch.Ge
     return torch.Generator(device).manual_seed(seed_of(seed, draw, name))
 
 
-@functools.lru_cache(maxsize=4)
+@functools.partial(remembered, most=4)
 def _table(seed: int, dtype: torch.dtype) -> Tensor:
     """Normal noise to take windows of, on the CPU."""
     return torch.randn(_TABLE, dtype=dtype, generator=generator(torch.device("cpu"), seed, 0, "table"), device="cpu")
