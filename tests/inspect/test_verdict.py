@@ -29,6 +29,7 @@ from torchngvi.interfaces import Target
 from torchngvi.mode import find_mode
 from torchngvi.models import FactorTarget
 from torchngvi.models.factors import Guarded
+from torchngvi.refinement import refine
 from torchngvi.structures import arrow
 
 F64 = torch.float64
@@ -77,9 +78,7 @@ def two_normals(at, sd=1.0):
 
 def fitted(function, dim, seed=0):
     torch.manual_seed(seed)
-    q = CholeskyGaussian(dim, dtype=F64)
-    fit(q, function, progress=False)
-    return q
+    return fit(CholeskyGaussian(dim, dtype=F64), function, progress=False).posterior
 
 
 @pytest.mark.sparse(3)
@@ -113,6 +112,7 @@ def test_heavy_tails():
     assert bool((verdict.shape.tails < -0.7).all())
 
 
+@pytest.mark.filterwarnings("ignore:refine, importance. Whether it is the posterior cannot be told")
 @pytest.mark.parametrize(("sd", "word"), [(0.003, "not examined"), (0.03, "fits")])
 def test_narrower_than_the_spacing_of_the_dtype(sd, word):
     """At 1e5 the numbers of float32 are 0.008 apart: q is right, and draws of it would call it far too wide."""
@@ -121,7 +121,8 @@ def test_narrower_than_the_spacing_of_the_dtype(sd, word):
     result = fit(q, LogJoint(lambda theta: normal((theta - 1e5) / sd)), progress=False)
     assert result.converged
     torch.testing.assert_close(q.stddev, torch.full((2,), sd), rtol=1e-3, atol=0)
-    assert result.verdict.word == examine(q, result.target).word == word
+    refined = refine(result, kind="importance").second
+    assert result.verdict.word == examine(q, result.target).word == refined.word == word
     assert ("apart from rounding: give the parameter another origin, or compute" in str(result)) == (word != "fits")
 
 

@@ -105,6 +105,18 @@ class Marginals(NamedTuple):
         """The name of coordinate k."""
         return name_of(self.names, k)
 
+    def unresolved(self, least: float = 2.0) -> str | None:
+        """Say which sd is less than so many spacings of the dtype at its mean: its draws show rounding alone."""
+        # least: from there on rounding makes the variance of draws at most 2 percent larger, 1/(12 least^2)
+        mean, sd = self[:2]
+        for at in (sd < least * torch.finfo(mean.dtype).eps * mean.abs()).nonzero()[:1, 0].tolist():
+            finer = ", or compute in torch.float64" * (mean.dtype != torch.float64)
+            return (
+                f"{self.name(at)} has the mean {float(mean[at]):.6g} and the sd {float(sd[at]):.2g}, which "
+                f"{mean.dtype} cannot tell apart from rounding: give the parameter another origin{finer}"
+            )
+        return None
+
 
 class Shape(NamedTuple):
     """What third and fourth derivatives say."""
@@ -871,7 +883,7 @@ class _Examination:
     ) -> Verdict:
         """The cheap numbers first; then modes, whose search has an end; then what is left for confirmations."""
         self.target.log_joint(self.frame.mean[None])  # raises as it would alone; later failures are found draw by draw
-        if not self.warped and (coarse := self._unresolved()) is not None:
+        if not self.warped and (coarse := self.marginals.unresolved()) is not None:
             return Verdict.none(coarse)
         sampled = shape = None
         if glance and self.settings.glance <= self.allowed.values_left:
@@ -913,18 +925,6 @@ class _Examination:
         family = BENT if self.warped else GAUSSIAN
         numbers = self.marginals, shape, sampled, others, effort
         return Verdict(word, reasons, *numbers, family=family, margins=self.margins)
-
-    def _unresolved(self, least: float = 2.0) -> str | None:
-        """Say which sd is less than so many spacings of the dtype at its mean: its draws show rounding alone."""
-        # least: from there on rounding makes the variance of draws at most 2 percent larger, 1/(12 least^2)
-        mean, sd = self.marginals[:2]
-        for at in (sd < least * torch.finfo(mean.dtype).eps * mean.abs()).nonzero()[:1, 0].tolist():
-            finer = ", or compute in torch.float64" * (mean.dtype != torch.float64)
-            return (
-                f"{self.marginals.name(at)} has the mean {float(mean[at]):.6g} and the sd {float(sd[at]):.2g}, which "
-                f"{mean.dtype} cannot tell apart from rounding: give the parameter another origin{finer}"
-            )
-        return None
 
     def judged(
         self, shape: Shape | None, sampled: Sampled | None, others: Sequence[OtherMode] = ()

@@ -86,8 +86,8 @@ class Density(nn.Module, ABC):
     def moments(self) -> tuple[Tensor, Tensor]:
         """Mean (D,) and covariance (D, D)."""
         draws = self._seeded(16_384, 0)
-        apart = draws - draws.mean(0)
-        return draws.mean(0), apart.mT @ apart / (len(draws) - 1)
+        exact = draws.double()  # sums of float32 would be off by sd where the mean is large
+        return exact.mean(0).to(draws), torch.atleast_2d(exact.mT.cov()).to(draws)
 
     @property
     def mean(self) -> Tensor:
@@ -223,10 +223,9 @@ class WeightedDraws(Density):
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """The weighted mean (D,) and covariance (D, D)."""
-        weights = self.log_weights.exp()
-        mean = weights @ self.theta
-        apart = self.theta - mean
-        return mean, (apart.mT * weights) @ apart
+        weights, theta = self.log_weights.double().softmax(0), self.theta.double()
+        covariance = torch.atleast_2d(theta.mT.cov(correction=0, aweights=weights))
+        return (weights @ theta).to(self.theta), covariance.to(self.theta)
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Tensor]) -> "WeightedDraws":

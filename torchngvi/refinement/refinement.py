@@ -459,7 +459,9 @@ class _Refining:
         none = "no candidate is better than the Gaussian" + ("" if kind is None else f": {self.why[kind]}")
         reason = f"{none if best == 'gaussian' else self.why[best]}."
         wider = self.wider if best == "importance" else None
-        second = examined_again(posterior, self.joint, self.seed + 2, wider, self.names)
+        coarse = Marginals(self.q.mean, self.q.stddev, tuple(self.names)).unresolved()
+        second = Second(UNSEEN, (coarse,), None) if coarse else None
+        second = second or examined_again(posterior, self.joint, self.seed + 2, wider, self.names)
         spent = self.joint.gradients, self.joint.values
         return Refinement(posterior, best, self.before, after, self.tried, reason, second, *spent)
 
