@@ -1,6 +1,6 @@
 """The verdict on fits whose true errors are known: how often it is right, and what it costs.
 
-    python -m benchmarks.verdicts [--half fresh] [--seeds 3] [--only NAMES] [--fits FOLDER] [--least 5000]
+    python -m benchmarks.verdicts [--half fresh] [--seeds 3] [--first 0] [--only NAMES] [--fits FOLDER] [--least 5000]
 
 One line a target and seed: the word; the worst error of a log sd (below 0 q is too narrow) and of a mean in true sds;
 what importance sampling ("s") and linear response say of the worst coordinate; k-hat and effective draws; the number of
@@ -142,6 +142,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--half", choices=["tune", "held", "fresh", "fresh 1", "fresh 2"])
     parser.add_argument("--seeds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=0, help="the first of the seeds")
     parser.add_argument("--only", nargs="+", default=[], help="parts of names")
     parser.add_argument("--fits", type=Path, help="a folder that keeps the fits for the next run")
     parser.add_argument("--least", type=float, help="what an examination may cost after a fit that took less")
@@ -159,7 +160,7 @@ def main():
     for target in targets(options.half):
         if options.only and not any(part in target.name for part in options.only):
             continue
-        for seed in range(options.seeds):
+        for seed in range(options.first, options.first + options.seeds):
             line, key = row(target, seed, options.fits)
             found.append(key)
             print(line, flush=True)
