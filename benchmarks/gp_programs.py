@@ -3,10 +3,10 @@
     TORCHNGVI_DATA=... python benchmarks/gp_programs.py [--data bike elevators wine_red] [--splits 0 1] [--rows 2000]
 
 One model for all: a constant mean, a squared exponential with a length scale for each input, 128 inducing points,
-float64 on one thread.  Ours is `train_svgp` as it comes; GPyTorch has Adam at .03 for all, or its NGD at .1 for q
+float64 on one thread. Ours is `train_svgp` as it comes; GPyTorch has Adam at .03 for all, or its NGD at .1 for q
 beside that Adam, 500 steps of all rows from random training rows; GPJax has its collapsed bound and L-BFGS, 300
-iterations, in which the inducing points move too.  The exact GP of GPyTorch, 100 steps of Adam at .1, says what a sparse one
-can have.
+iterations, in which the inducing points move too. The exact GP of GPyTorch, 100 steps of Adam at .1, says what a
+sparse one can have.
 
 Scores are the NLPD and the root mean square error of 1,000 test rows, standardised by the training rows.  Seconds are
 the processor's; those of GPJax hold what JAX compiles, about half of them.
