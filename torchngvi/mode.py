@@ -327,10 +327,7 @@ class _Search:
         return self.ended(near)
 
     def _hard(self, square: float, slow: int = 3, flat: float = 1e3) -> bool:
-        """Whether steps leave a decrement as large as that of an exponential far from its minimum, so often in a row.
-
-        Its ratio to ℓ is 1 where ℓ is e^z, and above ``flat`` where some direction is flat.
-        """
+        """Whether steps leave, so often in a row, a decrement as large as ℓ, as e^z does, and no direction is flat."""
         self.hard = self.hard + 1 if _FAR < square < flat * float(self.energy) else 0
         return self.hard >= slow
 

@@ -161,7 +161,6 @@ GONE: dict[str, str] = {
     "torchngvi.studies": "the studies of the papers are examples/papers of a clone, where python -m examples.papers "
     "lists and runs them; methods of fitting are compared by python -m examples.compare_methods",
     "torchngvi.distributed.ranks": "import ranks from torchngvi.distributed",
-    "torchngvi.structures.block_diagonal": "import block_diagonal from torchngvi.structures",
     "torchngvi.stepsizes.theory": "its bounds are examples/papers/kumar2025_steps.py of a clone",
     "torchngvi.testing.waits": "waits for a device are counted by benchmarks/waits.py of a clone",
     "torchngvi.solved.sensitivity": "import sensitivity from torchngvi.solved",

@@ -730,11 +730,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has "
                 "one of its own. Load the posterior alone, and go on with the optimizer as it is."
             )
-        super().load_state_dict(state_dict)
-        self._cache = None
-        for q in self.posteriors:
-            if q.mean_probe in self.state:
-                complete(self.state[q.mean_probe], self._fresh(q))
+        super().load_state_dict(state_dict)  # by __setstate__
         saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
         for name, generator in self._generators().items():
             if name in saved:
@@ -756,6 +752,9 @@ class PosteriorOptimizer(torch.optim.Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._cache, self.last, self._pending = None, None, {}
         super().__setstate__(state)
+        for q in self.posteriors:
+            if q.mean_probe in self.state:
+                complete(self.state[q.mean_probe], self._fresh(q))
 
 
 def _checked_rate(lr: Any, q: Posterior) -> float | Tensor:

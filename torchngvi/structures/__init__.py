@@ -5,9 +5,14 @@ independent blocks; `Pattern` is the contract for others.  No file outside of th
 has.
 """
 
+import sys
+
 from torchngvi.structures.blocks import Dense, Diagonal, EqualBlocks, FullAlgebra, UnequalBlocks, block_diagonal
 from torchngvi.structures.forest import Forest, arrow, forest, nested
 from torchngvi.structures.pattern import Pattern
+
+# the path in pickles of 0.2; no row of torchngvi.renamed, since what is imported there would hide the function
+sys.modules[f"{__name__}.block_diagonal"] = sys.modules[f"{__name__}.blocks"]
 
 __all__ = [
     "Dense",
