@@ -49,6 +49,13 @@ def noise_fixed_at(value):
     return likelihood
 
 
+def check_function(model, likelihood, x, y):
+    """A fit that ends at a function, of whose scale nothing is said."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ScaleWarning)
+        assert train_svgp(model, likelihood, (x, y), progress=False).found == "function"
+
+
 def test_what_is_no_model_and_no_likelihood_of_gpytorch():
     """Modules of torch alone."""
     with pytest.raises(PairError, match="the model must be an ApproximateGP, .* got Linear"):
@@ -62,13 +69,9 @@ def test_what_is_no_model_and_no_likelihood_of_gpytorch():
 class TestTheEndAtAConstant:
     def test_a_fixed_noise_is_no_constant(self):
         """Under a noise of 1e-5 a constant costs thousands of nats a row, and no free noise is there to help it."""
-        model, likelihood = Model(X[::5]), noise_fixed_at(1e-5)
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ScaleWarning)
-            result = train_svgp(model, likelihood, (X, WAVE), progress=False)
-        assert result.found == "function"
-        model.eval()
-        assert (model(X).mean - WAVE).square().mean().sqrt() < 0.01
+        model = Model(X[::5])
+        check_function(model, noise_fixed_at(1e-5), X, WAVE)
+        assert (model.eval()(X).mean - WAVE).square().mean().sqrt() < 0.01
 
     @pytest.mark.sparse(2)
     @pytest.mark.parametrize(
@@ -94,14 +97,9 @@ class TestTheEndAtAConstant:
     @pytest.mark.accuracy
     def test_a_noise_with_a_lower_bound(self):
         """A constant may have no smaller noise than the fit: its own would be 0.12 here."""
-        model = Model(X[::5].double()).double()
-        bound = gpytorch.constraints.GreaterThan(0.3)
+        bound, x = gpytorch.constraints.GreaterThan(0.3), X.double()
         likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=bound).double()
-        wave = 0.5 * torch.sin(20 * X[:, 0].double())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ScaleWarning)
-            result = train_svgp(model, likelihood, (X.double(), wave), progress=False)
-        assert result.found == "function"
+        check_function(Model(x[::5]).double(), likelihood, x, 0.5 * torch.sin(20 * x[:, 0]))
 
     @pytest.mark.accuracy
     def test_classes_without_noise(self):
@@ -114,12 +112,8 @@ class TestTheEndAtAConstant:
 
     def test_counts_that_an_input_tells(self):
         torch.manual_seed(0)
-        model = Model(X[::10].double()).double()
-        counts = torch.poisson((2 * WAVE.double() + 1).exp())
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", ScaleWarning)
-            result = train_svgp(model, gpytorch.likelihoods.PoissonLikelihood(), (X.double(), counts), progress=False)
-        assert result.found == "function"
+        model, counts = Model(X[::10].double()).double(), torch.poisson((2 * WAVE.double() + 1).exp())
+        check_function(model, gpytorch.likelihoods.PoissonLikelihood(), X.double(), counts)
 
 
 class TestTheNumberOfRows:

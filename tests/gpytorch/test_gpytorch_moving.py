@@ -358,6 +358,16 @@ class TestWrongUse:
         natural.zero_grad()
         assert not loop(15, natural)
 
+    def test_q_that_nothing_moved_before_a_prediction(self):
+        """A loop of fewer passes, and two predictions: a warning, once."""
+        x, y = data()
+        model = model_with(NGVD(M))
+        for _ in range(12):
+            step(model, elbo(model), torch.optim.Adam(model.parameters(), lr=1e-3), x[:5], y[:5])
+        with pytest.warns(UserWarning, match="q has not been stepped in 11 passes") as said, torch.no_grad():
+            model.eval()(x[:5]), model(x[5:])
+        assert len(said) == 1
+
 
 TUTORIAL = """%matplotlib inline
 import torch

@@ -222,13 +222,9 @@ class TestScales:
                 loss = train_svgp(model, gp.likelihoods.BernoulliLikelihood(), (x, y), progress=False).losses[-1]
         assert loss < float(constant) - 0.01
 
-    @pytest.mark.accuracy
-    @pytest.mark.parametrize("scale", [16.0, 2.0**14])
-    def test_length_scales_too_short(self, scale):
-        """They are doubled until rows are correlated, and the fit ends where that of the other unit does.
-
-        Far above a constant function, by a nat a row; the points, in raw units, hardly move where these are small.
-        """
+    @pytest.mark.parametrize("scale", [2.0**-17, *(pytest.param(2.0**k, marks=pytest.mark.accuracy) for k in (4, 14))])
+    def test_units_of_the_inputs(self, scale):
+        """Points move in small units, and short length scales are doubled: the fit ends where the other one does."""
         ends = []
         for unit in (1.0, scale):
             model, likelihood, x, y = problem()
@@ -239,6 +235,22 @@ class TestScales:
             length = float(model.covar_module.base_kernel.lengthscale.detach())
             assert 0.3 * unit < length < unit
         assert ends[1] == pytest.approx(ends[0], abs=0.01)
+
+    def test_models_of_a_batch(self):
+        """Each has targets of its own, and the one of another scale is named."""
+        q = gp.variational.CholeskyVariationalDistribution(M, batch_shape=torch.Size([2]))
+        model = SparseModel(q, torch.linspace(-2, 2, M)[:, None], batch=(2,)).double()
+        likelihood = gp.likelihoods.GaussianLikelihood(batch_shape=torch.Size([2])).double()
+        _, _, x, y = problem()
+        with pytest.warns(ScaleWarning, match="the targets of model 1, of mean .* are 6. times as far from"):
+            train_svgp(model, likelihood, (x, torch.stack([y, 100 * y])), rounds=1, progress=False)
+
+    def test_inducing_points_in_other_units(self):
+        model, likelihood, x, y = problem()
+        away, none = "points are in -2 to 2 in input 0, and the rows in 1998 to 2002: so far", "than that of a constant"
+        with pytest.warns(ScaleWarning, match=none), pytest.warns(ScaleWarning, match=away) as told:
+            train_svgp(model, likelihood, (2000 + x, y), rounds=1, progress=False)
+        assert all(each.filename == __file__ for each in told)
 
     def test_a_short_length_scale_that_is_better(self):
         """That of a model which was trained before: independent values, which a point for each row explains."""

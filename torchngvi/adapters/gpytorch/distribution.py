@@ -170,11 +170,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """No parameters, and a sentence for GPyTorch's ``model.variational_parameters()``, which asks by this call.
-
-        Raises:
-            InputError: GPyTorch's ``variational_parameters()``: an optimizer of them would leave q as it is.
-        """
+        """No parameters; an `InputError` for ``model.variational_parameters()``: their optimizer would leave q."""
         if prefix and not recurse:
             raise InputError(
                 "variational_parameters() has nothing for an optimizer to move: q steps by natural gradients and has "
@@ -188,14 +184,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         return not isinstance(self.posterior, FlatGaussian) and self.posterior.structure.widest == 1
 
     def forward(self) -> MultivariateNormal:
-        """q(u) as a distribution of GPyTorch, differentiable in the probes of the posterior.
-
-        Returns:
-            The Gaussian over (*batch, M) values.
-
-        Raises:
-            InputError: the probes are no longer zero; autocast, under which kernels have half precision.
-        """
+        """q(u), (*batch, M), as a distribution of GPyTorch, differentiable in the probes of the posterior."""
         self.check_autocast()
         self._warn_if_idle()
         probes = self.posterior.mean_probe, self.posterior.root_probe
@@ -210,13 +199,14 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
             self._zero = Versions(probes)
         return MultivariateNormal(*self._moments())
 
-    def _warn_if_idle(self) -> None:
-        """A gradient that stays for many passes is one that no optimizer takes."""
-        waits = torch.is_grad_enabled() and self.posterior.mean_probe.grad is not None
-        self._passes = self._passes + 1 if waits else 0
-        if self._passes == _PATIENCE:
+    def _warn_if_idle(self, some: int = 10) -> None:
+        """A gradient that stays for many passes, or for some where q is evaluated, is one that no optimizer takes."""
+        trains, waits = torch.is_grad_enabled(), self.posterior.mean_probe.grad is not None
+        self._passes = self._passes + trains if waits else 0
+        if self._passes == _PATIENCE if trains else some <= self._passes < _PATIENCE:
+            passes, self._passes = self._passes, _PATIENCE
             warn(
-                f"q has not been stepped in {_PATIENCE} passes and stays where it is: model.parameters() does not hold "
+                f"q has not been stepped in {passes} passes and stays where it is: model.parameters() does not hold "
                 "it, and Adam does not move it. Build natural_optimizer(mll, lr=0.5, hyper_optimizer=adam), or "
                 "call the step() of a natural_optimizer in the loop.",
                 UserWarning,
@@ -252,14 +242,7 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
-        """Start q at the prior, with a little noise on the mean; a strategy calls this once.
-
-        Args:
-            prior_dist: the prior of the inducing values, over (*batch, M), or broadcasting to it.
-
-        Raises:
-            InputError: a prior covariance without a Cholesky factor; autocast.
-        """
+        """Start q at the prior, with a little noise on the mean; a strategy calls this once."""
         self.check_autocast()
         mean = prior_dist.mean.expand(self.shape())
         noise = self.mean_init_std * torch.randn_like(mean)

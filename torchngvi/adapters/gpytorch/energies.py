@@ -196,9 +196,7 @@ def softmax_derivatives(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """F_n of a softmax over its nodes, its slopes in the means (T, B), twice those in the variances, and W (B, T, T).
 
-    W is left out, (B, 0, T), unless it is asked for by ``curved``: it holds T² numbers a row.
-
-    The nodes of so many rows at a time stay in the cache, with the values first, along which exponentials are added.
+    The large W is left out, (B, 0, T), unless it is ``curved``; the nodes of so many rows at a time stay in the cache.
     """
     z, _ = nodes(values.mean.shape[-1], values.mean.dtype, values.mean.device, sizes=())
     A = None if likelihood.mixing_weights is None else likelihood.mixing_weights.to(z.dtype)
@@ -392,8 +390,9 @@ def _check_model(model: Any, outer: Any, strategy: Any) -> None:
         )
     if outer is None:
         raise PairError(
-            f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. "
-            "Use loss.backward() with natural_optimizer(mll)."
+            f"the model must be an ApproximateGP, with a variational_strategy; got {type(model).__name__}. An ExactGP "
+            "has no q to train: maximise its ExactMarginalLogLikelihood, or give an ApproximateGP its rows as inducing "
+            "points, for another likelihood or for more rows."
         )
     if not isinstance(strategy, VariationalStrategy) or type(strategy) not in _STANDARD:
         raise PairError(

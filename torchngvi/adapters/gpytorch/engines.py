@@ -95,6 +95,7 @@ class RoundSettings:
     tolerance: float = 1e-6  # nats a datum by which the search for q ends; 1e-9 takes 2.5 times as many steps
     share_of_several: float = 0.1  # of what the loss fell last, by which the search for several functions ends before
     gain: float = 1e-3  # nats a datum that a round on the last rows has to bring
+    narrow: float = 0.03  # standard deviation of an input below which inducing points move in units of it
 
 
 _STEPS, _ROUNDS = StepSettings(), RoundSettings()
@@ -484,6 +485,18 @@ def _data(batches: Iterable[Batch]) -> tuple[Tensor, ...]:
     return tuple(part for pair in pairs if isinstance(pair, tuple | list) for part in pair if isinstance(part, Tensor))
 
 
+class _LBFGS(torch.optim.LBFGS):
+    """L-BFGS in a unit of its own for each number."""
+
+    units: Tensor
+
+    def _gather_flat_grad(self) -> Tensor:
+        return super()._gather_flat_grad() * self.units
+
+    def _add_grad(self, step_size: float, direction: Tensor) -> None:
+        super()._add_grad(step_size, direction * self.units)
+
+
 class Rounds(Training):
     """The engine whose advance is a round of L-BFGS for the hyper-parameters."""
 
@@ -501,15 +514,22 @@ class Rounds(Training):
         self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
         parameters = {id(p): p for p in (*model.parameters(), *likelihood.parameters()) if p.requires_grad}
         self.learnt = list(parameters.values())
-        self.optimizer = torch.optim.LBFGS(
+        self.optimizer = _LBFGS(
             self.learnt,
             max_iter=_ROUNDS.iterations,
             max_eval=2 * _ROUNDS.iterations,
             history_size=_ROUNDS.memory,
             line_search_fn="strong_wolfe",
         )
+        self.optimizer.units = self._units()
         self.gain = math.inf  # of the last round, per datum; or where one has to follow that forgets
         self.first: list[Tensor] = []  # the hyper-parameters as they were given, until a second start led nowhere
+
+    def _units(self) -> Tensor:
+        """The unit in which each learnt number moves: 1, or that of a narrow input for inducing points."""
+        Z, widths = self.strategy.inducing_points, self.x.reshape(-1, self.x.shape[-1]).std(0, correction=0)
+        widths = torch.where((widths > 0) & (widths < _ROUNDS.narrow), widths, 1.0).to(Z)
+        return torch.cat([(widths.expand_as(p) if p is Z else torch.ones_like(p)).flatten() for p in self.learnt])
 
     def rows(self, number: int, first: int | None = None) -> int:
         """The number of rows of a round, where the first has so many, or 4M if that is more."""

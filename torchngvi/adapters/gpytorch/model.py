@@ -19,10 +19,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ApproximateGP
 from gpytorch.settings import _linalg_dtype_cholesky
-from gpytorch.variational import (
-    UnwhitenedVariationalStrategy,
-    VariationalStrategy,
-)
+from gpytorch.variational import UnwhitenedVariationalStrategy, VariationalStrategy
 from linear_operator.operators import CholLinearOperator, TriangularLinearOperator
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor

@@ -159,21 +159,12 @@ class SparseGP(TractableTarget):
         )
 
     def over(self, processes: Processes, rows: int) -> "SparseGP":
-        """Sum over the batches of several processes, each of which has a part of them; returns itself.
-
-        Args:
-            processes: the ranks, with the same model on each of them.
-            rows: of the batches of all of them.
-        """
+        """Sum over the batches of several processes, which have so many rows together; returns itself."""
         self.processes, self._all_rows = processes, rows
         return self
 
     def check(self, q: Posterior) -> None:
-        """Check that q is the posterior of this model.
-
-        Raises:
-            PairError: another posterior.
-        """
+        """Check that q is the posterior of this model; a `PairError` refuses another."""
         if q is not self.posterior:
             raise PairError("SparseGP steps the posterior of its own model; build the optimizer over target.posterior.")
 
@@ -265,15 +256,7 @@ class SparseGP(TractableTarget):
         )
 
     def sites(self, q: Gaussian, rows: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """The sites of the data in v at q, which may move between two pieces.
-
-        Args:
-            q: the posterior.
-            rows: the number of rows in a piece.
-
-        Returns:
-            An iterator over a_n (rows, M), b_n = β_n a_nᵀm - α_n and c_n = β_n, (rows,) each.
-        """
+        """Iterate over the sites at q, which may move between two pieces: a_n (rows, M), β_n a_nᵀm - α_n and β_n."""
         for _, whole, y in self._projections(q.dtype):
             for first in range(0, whole.mean.shape[-1], rows):
                 projection = whole.part(slice(first, first + rows))

@@ -35,15 +35,12 @@ from torch import Tensor
 
 from torchngvi.adapters.gpytorch.distribution import NaturalGradientVariationalDistribution, base_strategy
 from torchngvi.adapters.gpytorch.energies import Latents, conjugate, energy
-from torchngvi.adapters.gpytorch.model import evaluated, kernels
+from torchngvi.adapters.gpytorch.model import evaluated, kernels, row_dimension
 from torchngvi.errors import InputError, PairError, ScaleWarning
 
 
 class StartSettings(NamedTuple):
-    """Where training and a second start begin, by `benchmarks/svgp_interactions.py`; and when points are few.
-
-    `benchmarks/svgp_neighbours.py --auto` shows what unexplained, noticed, doubling and exact lead to.
-    """
+    """Where training begins, by `benchmarks/svgp_interactions.py`; and when points are few, by `svgp_neighbours.py`."""
 
     rows: int = 2048  # that are looked at; among 4M, if that is more, points are chosen
     far: float = 10.0  # times as far from the mean as the prior says, or as near, of which a warning is given
@@ -74,22 +71,44 @@ STARTS = StartSettings()
 
 
 @torch.no_grad()
+def check_points(strategy: VariationalStrategy, x: Tensor) -> None:
+    """Warn where the inducing points are far from the rows in an input, as those in other units are."""
+    Z, rows = (part.reshape(-1, part.shape[-1]) for part in (strategy.inducing_points, x))
+    if left_open(strategy) or Z.shape[-1] != rows.shape[-1]:
+        return
+    ends = torch.stack([rows.amin(0), rows.amax(0), Z.amin(0), Z.amax(0)])
+    low, high, first, last = ends
+    away = torch.maximum(first - high, low - last) > STARTS.far * (high - low)
+    for column in (away & (high > low)).nonzero()[:1, 0].tolist():
+        low, high, first, last = ends[:, column].tolist()
+        warnings.warn(
+            f"the inducing points are in {first:.4g} to {last:.4g} in input {column}, and the rows in {low:.4g} "
+            f"to {high:.4g}: so far away they say nothing of the function. Take them from the same inputs as the rows, "
+            "or give torch.zeros(M, features), which are put on rows of the data.",
+            ScaleWarning,
+            stacklevel=4,
+        )
+
+
+@torch.no_grad()
 def check_start(model: ApproximateGP, likelihood: Likelihood, latents: Latents, x: Tensor, y: Tensor) -> None:
-    """Warn where targets (N,) or (N, tasks) with Gaussian noise are on another scale than the model begins with."""
-    if not conjugate(likelihood) or (y.ndim == 1 and likelihood.noise.shape[-1] not in (1, len(y))):
+    """Warn where targets with Gaussian noise are on another scale than the model begins with."""
+    row = row_dimension(y, latents)
+    if not conjugate(likelihood) or (not latents.coupled and likelihood.noise.shape[-1] not in (1, y.shape[row])):
         return  # the latter is refused elsewhere
-    y = y[: STARTS.rows].double()
+    y = y.narrow(row, 0, min(STARTS.rows, y.shape[row])).double()
     with evaluated():
-        values = model.forward(x[: STARTS.rows])
+        values = model.forward(x[..., : STARTS.rows, :])
         if latents.coupled:
             shape = (*latents.strategy._variational_distribution.batch_shape, len(y))
             values = latents.values(values.mean.expand(shape), values.variance.expand(shape))
             variance = likelihood(values).variance.double()
         else:
             variance = values.variance.double() + likelihood.noise[..., : STARTS.rows].double()
-    ratios = ((y - values.mean.double()).square() / variance).mean(0).sqrt().reshape(-1)
-    worst = int(ratios.log().abs().argmax())
-    ratio, targets, task = float(ratios[worst]), y.reshape(len(y), -1)[:, worst], f" of task {worst}" * latents.coupled
+    ratios = ((y - values.mean.double()).square() / variance).mean(row).sqrt().reshape(-1)
+    worst, several = int(ratios.log().abs().argmax()), "task" if latents.coupled else "model"
+    ratio, targets = float(ratios[worst]), y.movedim(row, 0).flatten(1)[:, worst] if y.ndim > 1 else y
+    task = f" of {several} {worst}" * (y.ndim > 1)
     if math.isfinite(ratio) and not 1 / STARTS.far <= ratio <= STARTS.far:
         warnings.warn(
             f"the targets{task}, of mean {float(targets.mean()):.3g} and standard deviation "
@@ -372,11 +391,7 @@ def begin_periods(model: ApproximateGP, x: Tensor, y: Tensor, value: Callable[[]
 
 
 def period_of(x: Tensor, y: Tensor, feature: int, smooth: bool = True) -> tuple[float, float]:
-    """The period of the sine that explains most beside the other inputs, with its share; infinite where none does.
-
-    A multiple of the frequency may explain more than the frequency itself, which explains something beside it then.
-    Where the function may be ``smooth`` in that input, a sine of which a polynomial explains as much is no period.
-    """
+    """The period of the sine that explains most, more than a polynomial if ``smooth``, and its share; else infinite."""
     most, least, density = STARTS.sines
     some = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:most].to(x.device)
     x, left = x[some].double(), y[some].double().reshape(len(some), -1).mean(-1)

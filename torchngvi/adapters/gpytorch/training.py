@@ -46,6 +46,7 @@ from torchngvi.adapters.gpytorch.model import (
 from torchngvi.adapters.gpytorch.sparse_gp import ProfiledELBO, SparseGP
 from torchngvi.adapters.gpytorch.starts import (
     STARTS,
+    check_points,
     check_start,
     choose_inducing_points,
     constant_function,
@@ -220,7 +221,8 @@ def train_svgp(
         if rounds > 0 and learns:
             engine = Rounds(model, likelihood, x, y, rounds)
             forget_rows(model)
-            if latents.by_value:
+            check_points(latents.strategy, x)
+            if latents.by_value or not latents.coupled:
                 check_start(model, likelihood, latents, x, y)
             until, outside = joined(Gradients(rounds), stop), (released, returned)
             trained = _trained(engine, until, callbacks, outside, progress, checkpoint)
