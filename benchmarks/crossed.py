@@ -19,7 +19,7 @@ from torch import Tensor
 
 from torchngvi.tables.design import design_of_arrays
 from torchngvi.tables.families import family_of
-from torchngvi.tables.globals import FitSettings, SeveralPosterior, integrate_several
+from torchngvi.tables.globals import FitSettings, SeveralPosterior, integrate
 from torchngvi.tables.parts import Coordinates
 from torchngvi.tables.priors import settle
 
@@ -95,7 +95,8 @@ def fitted(family: str, data: Data, draws: int | None = None) -> tuple[SeveralPo
     coordinates = Coordinates(design, len(kind.parameters))
     begun = time.process_time()
     priors = settle(design, kind, coordinates, None)
-    found = integrate_several(design, kind, coordinates, priors, FitSettings().asked(draws=draws), 0, False)
+    found = integrate(design, kind, coordinates, priors, FitSettings().asked(draws=draws), 0, False)
+    assert isinstance(found, SeveralPosterior)
     return found, time.process_time() - begun
 
 

@@ -17,7 +17,7 @@ from torchngvi.tables.globals import (
     Frame,
     Mirrored,
     Mixture,
-    integrate_several,
+    integrate,
 )
 from torchngvi.tables.integrated import Integrated
 from torchngvi.tables.parts import Coordinates, Design, Factor, covariance_root
@@ -36,7 +36,7 @@ def factor(name, Z, groups):
 
 
 def model(X, y, factors, family, weights=None):
-    """What `integrate_several` takes."""
+    """What `integrate` takes."""
     factors = tuple(factor(name, *of) for name, of in factors.items())
     one = torch.ones(len(y), dtype=torch.float64)
     weights = one if weights is None else weights
@@ -271,7 +271,7 @@ def test_the_correction_is_right():
 @pytest.mark.accuracy
 def test_effects_given_the_globals_are_those_of_brute_force():
     args = model(*crossed("bernoulli", rows=36, subjects=9, items=2), "bernoulli")
-    posterior = integrate_several(*args, SETTINGS, 0, False)
+    posterior = integrate(*args, SETTINGS, 0, False)
     theta = torch.tensor([0.3, 0.5, 0.7, 0.4], dtype=torch.float64)
     _, mean, square = by_brute_force(args, theta)
     drawn = posterior.effects(theta.expand(4000, -1), torch.Generator().manual_seed(1))
@@ -285,7 +285,7 @@ def test_effects_given_the_globals_are_those_of_brute_force():
 def test_effects_with_gaussian_noise_have_their_moments():
     args = model(*nested("gaussian"), "gaussian")
     design, _, coordinates, _ = args
-    posterior = integrate_several(*args, SETTINGS, 0, False)
+    posterior = integrate(*args, SETTINGS, 0, False)
     theta = posterior.mode
     a, xis, phi = coordinates.split(theta)
     A = root_of_all(args, theta)
@@ -300,7 +300,7 @@ def test_effects_with_gaussian_noise_have_their_moments():
 
 
 def test_the_density_of_a_group_is_refused():
-    posterior = integrate_several(*model(*crossed("gaussian"), "gaussian"), SETTINGS, 0, False)
+    posterior = integrate(*model(*crossed("gaussian"), "gaussian"), SETTINGS, 0, False)
     with pytest.raises(InputError, match="one grouping factor"):
         posterior.of_groups(posterior.mode[None])
 
@@ -322,7 +322,7 @@ def test_crossed_binary_data_agree_with_a_long_chain():
     mean = torch.tensor([0.3071, -2.1849, -0.5952, 1.8242], dtype=torch.float64)
     sd = torch.tensor([0.3863, 0.5032, 0.3983, 0.4586], dtype=torch.float64)
     tau, spread = torch.tensor([0.923, 0.581]), torch.tensor([0.480, 0.396])
-    posterior = integrate_several(*model_without_offset(salamander()), SETTINGS, 0, False)
+    posterior = integrate(*model_without_offset(salamander()), SETTINGS, 0, False)
     draws = posterior.weighted
     assert posterior.converged
     assert draws.k_hat < 0.5
@@ -346,7 +346,7 @@ def model_without_offset(data):
 def test_spreads_that_are_not_there(family):
     for seed in range(2):
         args = model(*crossed(family, rows=120, subjects=20, items=8, sd=0.0, seed=seed), family)
-        posterior = integrate_several(*args, SETTINGS, 0, False)
+        posterior = integrate(*args, SETTINGS, 0, False)
         assert posterior.weighted.k_hat < 0.7
         draws = args[2].to_user(posterior.weighted.resampled(1000, torch.Generator().manual_seed(0)))
         assert all(float(sd.quantile(0.025)) < 0.3 for sd in draws.sd)
@@ -355,7 +355,7 @@ def test_spreads_that_are_not_there(family):
 @pytest.mark.accuracy
 def test_draws_are_those_of_the_seed():
     args = model(*crossed("bernoulli"), "bernoulli")
-    one, two, other = (integrate_several(*args, SETTINGS, seed, False) for seed in (3, 3, 4))
+    one, two, other = (integrate(*args, SETTINGS, seed, False) for seed in (3, 3, 4))
     assert torch.equal(one.weighted.theta, two.weighted.theta)
     assert not torch.equal(one.weighted.theta, other.weighted.theta)
     first, second = (one.effects(one.weighted.theta[:5], torch.Generator().manual_seed(k)) for k in (1, 1))
@@ -365,6 +365,6 @@ def test_draws_are_those_of_the_seed():
 @pytest.mark.accuracy
 def test_draws_that_do_not_agree_are_said():
     args = model(*crossed("bernoulli"), "bernoulli")
-    posterior = integrate_several(*args, SETTINGS, 0, False, Correction(agreed=0.0))
+    posterior = integrate(*args, SETTINGS, 0, False, Correction(agreed=0.0))
     assert not posterior.agreed
     assert "do not quite agree" in posterior.method

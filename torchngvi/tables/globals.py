@@ -131,6 +131,7 @@ class FitSettings:
             effect of three binary outcomes is right to .004 sds and its sd to .5 % up to a standard deviation of 5;
             with 16 and 1.2 they are to .04 sds and 6 %.
         integration: of the quadrature itself.
+        exact: digits, as a share, to which columns must not give an outcome whose noise is learned; None for no limit.
 
     >>> FitSettings().asked(draws=1000).draws
     1000
@@ -172,6 +173,7 @@ class FitSettings:
     candidates: int = 8
     candidates_wider: float = 1.8
     integration: Integration = Integration()
+    exact: float | None = 1e-8
 
     def asked(self, draws: int | None = None, nodes: int | None = None) -> Self:
         """These settings with what a person has asked for.
@@ -768,30 +770,6 @@ class IntegratedPosterior(Posterior):
         parts = theta.split(self.joint.together)
         found = [self.joint.values(part, self.near.modes(part), self.nodes).of_groups for part in parts]
         return torch.cat(found, 1)[self.joint.place].mT
-
-
-def integrate(
-    design: Design,
-    family: Family,
-    coordinates: Coordinates,
-    priors: Priors,
-    settings: FitSettings,
-    seed: int,
-    progress: bool,
-) -> IntegratedPosterior:
-    """Find the posterior of the globals of a design with no grouping factor or one, the effects integrated out."""
-    generator = torch.Generator().manual_seed(seed)
-    joint = Integrated(design, family, coordinates, priors, settings.integration)
-    over: LogJoint = Closed(joint) if Closed.fits(joint) else joint
-    found = search(over, settings)
-    frame = Frame.around(over, found, settings.apart)
-    if over is joint and found.converged:
-        joint.draw_nodes = enough_nodes(joint, frame, settings, generator)
-        if joint.draw_nodes > joint.nodes > 1:
-            joint.nodes = joint.draw_nodes
-            found = search(joint, settings, (found.theta, found.at.modes))
-            frame = Frame.around(joint, found, settings.apart)
-    return IntegratedPosterior(joint, over, found, frame, settings, generator, progress)
 
 
 # ------------------------------------------------------------------------------------ several factors
@@ -1392,7 +1370,7 @@ class SeveralPosterior(Posterior):
         raise InputError("the log density of a group is for models of one grouping factor; this one has several.")
 
 
-def integrate_several(
+def integrate(
     design: Design,
     family: Family,
     coordinates: Coordinates,
@@ -1400,10 +1378,22 @@ def integrate_several(
     settings: FitSettings,
     seed: int,
     progress: bool,
-    correction: Correction | None = None,
-) -> SeveralPosterior:
-    """Find the posterior of the globals of a design with several grouping factors, nested or crossed."""
-    joint = ByLaplace(design, family, coordinates, priors, settings.integration, correction)
-    found = search(joint, settings)
-    frame = Frame.around(joint, found, settings.apart)
-    return SeveralPosterior(joint, found, frame, settings, seed, progress)
+    correction: Correction | None = None,  # of several factors
+) -> IntegratedPosterior | SeveralPosterior:
+    """Find the posterior of the globals of a design, the effects of its grouping factors integrated out."""
+    if len(design.factors) > 1:
+        laplace = ByLaplace(design, family, coordinates, priors, settings.integration, correction)
+        found = search(laplace, settings)
+        return SeveralPosterior(laplace, found, Frame.around(laplace, found, settings.apart), settings, seed, progress)
+    generator = torch.Generator().manual_seed(seed)
+    joint = Integrated(design, family, coordinates, priors, settings.integration)
+    over: LogJoint = Closed(joint) if Closed.fits(joint) else joint
+    found = search(over, settings)
+    frame = Frame.around(over, found, settings.apart)
+    if over is joint and found.converged:
+        joint.draw_nodes = enough_nodes(joint, frame, settings, generator)
+        if joint.draw_nodes > joint.nodes > 1:
+            joint.nodes = joint.draw_nodes
+            found = search(joint, settings, (found.theta, found.at.modes))
+            frame = Frame.around(joint, found, settings.apart)
+    return IntegratedPosterior(joint, over, found, frame, settings, generator, progress)

@@ -22,7 +22,7 @@ from torchngvi.models.likelihoods import GaussianNoise, Likelihood, NegativeBino
 from torchngvi.models.mixed_prior import MixedPrior, ScalePrior
 from torchngvi.tables.design import Formula, design_of_arrays, usual_family
 from torchngvi.tables.families import FAMILIES, LINKS, Family, Held, Multinomial, Ordinal, family_of
-from torchngvi.tables.globals import FitSettings, integrate, integrate_several
+from torchngvi.tables.globals import FitSettings, integrate
 from torchngvi.tables.parts import Coordinates, Design, Factor, Posterior, Weighted
 from torchngvi.tables.priors import LKJ, Exponential, HalfNormal, HalfT, Normal, Priors, settle
 from torchngvi.tables.result import FORMAT, SAID, TableResult
@@ -56,8 +56,6 @@ class TableModel:
     Raises:
         InputError: outcomes that the family cannot produce, or a prior of a name that the model does not have.
     """
-
-    _refuses_exact = True  # an outcome without noise; estimators of scikit-learn warn in its place
 
     def __init__(
         self,
@@ -129,13 +127,13 @@ class TableModel:
 
         refit = partial(self._with_weights, settings=settings, seed=seed)
         fitted = self._integrated(self.design, settings, seed, progress)
-        if self._refuses_exact:
-            self._check_noise(fitted)
+        if settings.exact is not None:
+            self._check_noise(fitted, settings.exact)
         return TableResult(self.design, self.family, fitted, self.priors, formula=self.formula, refit=refit)
 
-    def _check_noise(self, fitted: Posterior, few: float = 0.1, most: float = 2.0**32, rounding: float = 1e-8) -> None:
+    def _check_noise(self, fitted: Posterior, rounding: float, few: float = 0.1, most: float = 2.0**32) -> None:
         """Refuse an outcome that the columns give exactly, whose likelihood rises for ever as the noise goes to 0."""
-        # few: effective share of draws below which a fit is looked at; most: operations; rounding: half of the digits
+        # few: effective share of draws below which a fit is looked at; most: operations
         rows, family, units, draws = self.design, self.family, self.coordinates, fitted.weighted
         if fitted.converged and draws.k_hat < USELESS and draws.effective > few * len(draws.weights):
             return
@@ -163,8 +161,7 @@ class TableModel:
         return self._integrated(self.design._replace(weights=weights), settings, seed, False)
 
     def _integrated(self, design: Design, settings: FitSettings, seed: int, progress: bool) -> Posterior:
-        engine = integrate if len(design.factors) <= 1 else integrate_several
-        return engine(design, self.family, self.coordinates, self.priors, settings, seed, progress)
+        return integrate(design, self.family, self.coordinates, self.priors, settings, seed, progress)
 
 
 class MixedModel(TableModel):

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_list, read_number, read_seed, read_size
-from torchngvi.diagnostics.columns import Separation, describe_separation, separating
 from torchngvi.diagnostics.importance import USELESS
 from torchngvi.errors import InputError
 from torchngvi.messages import listed, needing
 from torchngvi.models import checks
 from torchngvi.posteriors import CholeskyGaussian
 from torchngvi.tables import effects
+from torchngvi.tables.columns import Separation, describe_separation, separating
 from torchngvi.tables.effects import (
     Asked,
     EffectTable,

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from torchngvi.arguments import read_number
-from torchngvi.diagnostics.columns import Dependence, dependences, describe_dependences
 from torchngvi.errors import InputError
 from torchngvi.messages import shown
 from torchngvi.models.standardize import Standardization
+from torchngvi.tables.columns import Dependence, dependences, describe_dependences
 from torchngvi.tables.parts import Factor
 
 Of = TypeVar("Of")

@@ -16,7 +16,6 @@ from sklearn.utils.validation import _check_sample_weight, check_array, check_is
 from torch import Tensor
 
 from torchngvi.arguments import is_number, read_choice, read_flag, read_list, read_number, read_size, shown
-from torchngvi.diagnostics.columns import dependences, describe_dependences
 from torchngvi.diagnostics.predictive import log_predictive_density, predictive_mean, predictor_moments
 from torchngvi.errors import InputError
 from torchngvi.evidence import Evidence, prior_by_evidence
@@ -36,9 +35,11 @@ from torchngvi.numerics.arrays import check_plain
 from torchngvi.numerics.gaussian_integrals import Moments
 from torchngvi.posteriors import CholeskyGaussian, DiagonalGaussian
 from torchngvi.tables.cells import check_names, numeric
+from torchngvi.tables.columns import dependences, describe_dependences
 from torchngvi.tables.design import check_once
 from torchngvi.tables.effects import Prediction
 from torchngvi.tables.families import FAMILIES, Family, family_of
+from torchngvi.tables.globals import FitSettings
 from torchngvi.tables.model import TableModel
 from torchngvi.tables.parts import Design, Factor
 from torchngvi.tables.priors import Normal
@@ -923,8 +924,8 @@ class _Mixed(Sampled):
         )
         own = None if self.prior_sd is None else dict.fromkeys(("b", *there), Normal(0.0, self.prior_sd))
         model = TableModel(design, family, priors=self.priors if own is None else own)
-        model._refuses_exact = False  # it is a warning here, as of any fit that has not converged
-        return model.fit(draws=self.draws, seed=self.seed_, progress=False)
+        settings = FitSettings(exact=None)  # it is a warning here, as of any fit that has not converged
+        return model.fit(draws=self.draws, seed=self.seed_, progress=False, settings=settings)
 
     # -------------------------------------------------------------------------------- predicting
 
