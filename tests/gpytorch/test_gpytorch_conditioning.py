@@ -180,10 +180,7 @@ class TestConditioning:
     @pytest.mark.parametrize("name", ["gaussian", *OTHERS])
     @pytest.mark.parametrize("new", [[[-1.5], [2.5]], [[[-1.5], [2.5]], [[1.0], [1.0]]]])
     def test_a_batch_of_fantasies(self, new, name, strategy):
-        """Each is the model conditioned on its targets, at inputs of all or its own; the model stays as it was.
-
-        The copy has the whitened strategy, which has the jitter beside k(x, x) too.
-        """
+        """Each is the model conditioned on its targets, whitened, at inputs of all or its own; that stays as it was."""
         own = None if name == "gaussian" else OTHERS[name][0]().double()
         model, likelihood, x, y = problem(likelihood=own, strategy=strategy)
         y = y if name == "gaussian" else OTHERS[name][1](y)

@@ -100,10 +100,7 @@ def test_refused(name, door):
 
 @pytest.mark.parametrize("name", [*WHITENED, "multitask", *(name for name in ELSEWHERE if name != "orthogonal")])
 def test_in_a_loop_of_ones_own(name):
-    """A full step is exact for a Gaussian likelihood, whatever the strategy.
-
-    Not for LMC, whose functions overshoot together, nor with an orthogonal mean, whose kernel is q's covariance.
-    """
+    """A full step is exact for Gaussian noise; not for LMC, whose functions overshoot, nor an orthogonal mean."""
     model, likelihood, x, y = problem(name)
     mll = elbo(model, likelihood)
     natural = natural_optimizer(mll, lr=1.0)

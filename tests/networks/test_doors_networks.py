@@ -385,6 +385,27 @@ def test_passes_that_are_accumulated_are_divided_by_their_number():
     first_step(lambda f, y: F.cross_entropy(f, y) / 4, passes=4)
 
 
+def test_labels_that_are_left_out_are_all_counted():
+    """Of every second of 400, of which as many are looked at."""
+    with pytest.warns(UserWarning, match="leaves 50% of the labels out") as caught:
+        first_step(lambda f, y: F.cross_entropy(f, torch.where(torch.arange(400) % 2 > 0, -100, y)), rows=400)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("clears", [True, False])
+def test_a_pass_for_gradients_at_the_inputs(clears):
+    """That of an adversary, whose gradients of the weights are cleared before the loss, or are not computed."""
+    model, _, optimizer, _ = attached(num_data=500, options={})
+    for _ in range(3):
+        x, y = data(20)
+        x.requires_grad_()
+        loss = F.cross_entropy(model(x), y)
+        (slope,) = torch.autograd.grad(loss, x) if not clears else (loss.backward(), x.grad)[1:]
+        optimizer.zero_grad()
+        F.cross_entropy(model(x.detach() + 0.1 * slope.sign()), y).backward()
+        optimizer.step()
+
+
 BINARY = {
     "mean": (F.binary_cross_entropy_with_logits, None),
     "sum": (lambda f, y: F.binary_cross_entropy_with_logits(f, y, reduction="sum"), "it is the sum over labels"),

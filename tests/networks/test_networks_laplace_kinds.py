@@ -211,6 +211,8 @@ def test_more_labels_than_num_data_are_told(labels):
     with pytest.warns(UserWarning, match="has 12 labels, more than num_data=6, by which .* every number") as told:
         q.laplace([(x[:2], x), (x[2:], x)], labels=labels)
     assert told[0].filename == __file__
+    with pytest.warns(UserWarning, match="12 labels, more than num_data=6, by which their mean log likelihood"):
+        q.log_evidence([(x, inputs(6, 2))])
     made(nn.Linear(4, 2), 12, likelihood=Gaussian(0.5)).laplace([(x, x)], labels=labels)
 
 

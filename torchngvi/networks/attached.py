@@ -114,9 +114,9 @@ class Watch:
         self._norms: list[Fetched] = []  # of the gradients and of the prior's part in them, in some steps
         self._rows, self._batches = 0, Batches()
         self._labels: float | None = None  # a row, NaN where that differs
-        self._left: Fetched | None = None  # of the gradients of the first step when the second one passes back
+        self._left: list[Fetched] = []  # of the gradients of the first step where the second one passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
-        self._precision, self._looked = 0.0, False
+        self._precision, self._pass = 0.0, -1  # the latter the number of the backward pass in which they were found
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
 
@@ -216,24 +216,26 @@ class Watch:
             if self.passed or torch._C._functorch.is_functorch_wrapped_tensor(gradient):
                 return
             with torch.no_grad():
-                at = likelihood.as_classes(gradient, True)
+                at, own = likelihood.as_classes(gradient, True), torch._C._current_graph_task_id()
                 if at is None:
                     found = find_scale_column(rows, gradient)
                 else:
-                    found = weigh_labels(rows, take_rows(at, most), count, weights)
+                    kept = (torch.linalg.vector_norm(at, math.inf, -1) > 0).sum()
+                    found = weigh_labels(rows, take_rows(at, most), count, kept, weights)
+                if own != self._pass and all(p.grad is None for p in self.q.parameters_of_network):
+                    self._found = []  # of a pass for gradients at the inputs
                 self._found.append((Fetched(found), count))
+                self._pass = own
 
         output.register_hook(look)
 
     @torch.no_grad()
     def _look_for_left(self, gradient: Tensor) -> None:
-        """See what the parameters' gradients are when the loss of the second step begins to pass back."""
-        if self.passed != 1 or self._looked:
-            return
-        self._looked = True
-        left = [p.grad for p in self.q.parameters_of_network if p.grad is not None and p.grad.numel()]
-        if left:
-            self._left = Fetched(torch.stack([g.abs().max().float() for g in left]).max())
+        """See what the parameters' gradients are when a loss of the second step begins to pass back."""
+        if self.passed == 1:
+            each = (p.grad for p in self.q.parameters_of_network if p.grad is not None and p.numel())
+            left = [gradient.new_zeros(()), *(g.abs().max().to(gradient) for g in each)]
+            self._left.append(Fetched(torch.stack(left).max()))
 
     def say_of_gradients(self, used: Mapping[str, Tensor], several: bool) -> None:
         """Say once that a step has no gradients, unless optimizers share q, clipped ones, or one in evaluation mode."""
@@ -263,8 +265,7 @@ class Watch:
     def _speak(self, explained: float = 0.99) -> None:
         """Say what was found of the loss, as soon as that needs no wait for a device."""
         # explained: of the variance of a column by the square of another one's gradient, which no label explains
-        if self._left is not None and self._left.read():
-            self._left = None
+        if self._left and all(found.read() for found in self._left):  # and not of one pass alone
             self._say("left")
         read = [found.read() for found, _ in self._found]
         if not read or any(each is None for each in read):
@@ -415,19 +416,19 @@ def take_rows(logits: Tensor, most: int = _ROWS) -> Tensor:
     return rows[:: -(-max(len(rows), 1) // most)].clone()
 
 
-def weigh_labels(logits: Tensor, gradient: Tensor, count: int, weights: Tensor | None = None) -> Tensor:
-    """Return what a loss weighs labels by, from its gradient at their logits, without the weights of the likelihood."""
+def weigh_labels(logits: Tensor, gradient: Tensor, count: int, kept: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return what a loss weighs labels by, from its gradient at the logits of some; so many of all have a gradient."""
     classes = logits.shape[-1]
     x, r = logits.float(), gradient.float()
     p = x.softmax(-1)
     r = r - p * r.sum(-1, keepdim=True)  # of log p as outputs, too, the gradient at logits
     label = r.argmin(-1, keepdim=True)
     others = torch.ones_like(p).scatter(-1, label, 0.0)
-    mass, left_out = (p * others).sum(-1), (r == 0).all(-1)
-    used = ~left_out & (mass > _CLOSE)
+    mass = (p * others).sum(-1)
+    used = (r != 0).any(-1) & (mass > _CLOSE)
     rows = used.sum()
     c = torch.where(used, (r * others).sum(-1) / mass, 0.0)
-    total = c.sum() / rows * (count * (1 - left_out.float().mean()))
+    total = c.sum() / rows * kept
     if weights is not None:
         own = weights.to(r)[label]
         c, r = c / own[:, 0], r / own
@@ -445,16 +446,12 @@ def weigh_labels(logits: Tensor, gradient: Tensor, count: int, weights: Tensor |
     inside, event = ((x >= 0) & (x <= 1)).all(), (x[:, 1] == 0).all()
     probabilities = inside * (((x.sum(-1) - 1).abs() < _CLOSE).all() + 2 * event * (x[:, 0] > 0).all())
     residual = distance(slope * p - offset)
-    numbers = [total, spread, distance(c[:, None] * p), offset * classes / slope, residual, left_out.float().mean()]
+    numbers = [total, spread, distance(c[:, None] * p), offset * classes / slope, residual, 1 - kept / count]
     return torch.stack([*numbers, probabilities.float()])
 
 
 def find_scale_column(output: Tensor, gradient: Tensor) -> Tensor:
-    """Return how well the gradient at one column of two is explained by the square of the other's.
-
-    That of the logarithm of a standard deviation, or of another function of it, is c (1 - (y - mean)²/variance) up to a
-    slope, and that of the mean c (mean - y)/variance; two labels of a row explain nothing of each other.
-    """
+    """Return how well the gradient at one column of two is explained by the square of the other's, a mean's."""
     dtype = torch.float32 if output.device.type == "mps" else torch.float64
     f, r = (part.detach().reshape(-1, 2).to(dtype) for part in (output, gradient))
     found = []
@@ -772,11 +769,7 @@ class Attachment:
     def before(
         self, optimizer: Optimizer, arguments: tuple[Any, ...], keywords: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Prepare a step: the mean in the parameters, gradients that are usable, the prior's part in them.
-
-        A closure is replaced by one that evaluates the loss at the draw, wherever the optimizer has put the mean; for
-        an optimizer that calls it once, before it does anything else, that is done here.
-        """
+        """Prepare a step: the mean in the parameters, usable gradients with the prior's part, a closure at the draw."""
         if is_within_its_own_step(optimizer):
             return None
         if optimizer in self.stepped:

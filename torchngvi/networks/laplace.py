@@ -322,11 +322,16 @@ def _warn_of_slips(q: NetworkWeights, count: int) -> None:
             "observes no curvature of them, and predictions draw them with the covariance of the prior. Freeze them "
             "before torchngvi.network, which then leaves them as they are."
         )
+    warn_of_more_labels(q, count, "their mean curvature is multiplied")
+
+
+def warn_of_more_labels(q: NetworkWeights, count: int, what: str) -> None:
+    """Warn of more labels in a loader than num_data, by which something is multiplied."""
     if count > 1.01 * q.num_data:  # samplers for several processes repeat some
         warn_caller(
-            f"The loader of laplace has {count:,} labels, more than num_data={q.num_data:,}, by which their mean "
-            "curvature is multiplied. num_data is the number of labels in the training data: every token counts, and "
-            "every number where there are several a row. If the loader has none of them twice, make q with that."
+            f"The loader has {count:,} labels, more than num_data={q.num_data:,}, by which {what}. num_data is the "
+            "number of labels in the training data: every token counts, and every number where there are several a "
+            "row. If the loader has none of them twice, make q with that."
         )
 
 

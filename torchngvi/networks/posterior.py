@@ -28,6 +28,7 @@ from torchngvi.networks.laplace import (
     evaluating,
     mean_density,
     settle_,
+    warn_of_more_labels,
     warn_of_no_data,
 )
 from torchngvi.networks.layout import PriorPrecision, Structure, matched
@@ -182,7 +183,7 @@ class NetworkEvidence(NetworkWeights):
         likelihood = copy.copy(self.likelihood)
         likelihood.factor = 1.0
         total: list[Tensor] = []
-        count = 0.0
+        count, labels = 0.0, 0
         for inputs, y in batches(loader):
             if samples:
                 found = drawn_outputs(self, inputs, samples, read)
@@ -190,10 +191,12 @@ class NetworkEvidence(NetworkWeights):
                 with self.at_mean(), evaluating(self.model), torch.no_grad():
                     found = called(self.model, inputs, read)[None]
             each, weights = likelihood.log_prob(found, y), likelihood.weigh(found, y)
+            labels += each[0].numel()
             count += each[0].numel() if weights is None else float(weights.sum())
             total.append((each if weights is None else each * weights).flatten(1).sum(1, dtype=torch.float64))
         if not count:
             raise InputError("The loader is empty; give the training data, or a part of them.")
+        warn_of_more_labels(self, labels, "their mean log likelihood is multiplied")
         return torch.stack(total).sum(0) * (self.num_data / count)
 
 
@@ -574,11 +577,12 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian, noticed: float 
         )
     if len(factors) > 1 and (factor == factors[0] or factor >= 8):
         closely = "the network fits its training labels much more closely than new ones, " if factor >= 8 else ""
-        remedy = "Train for fewer steps or with a larger prior_precision, and" if factor >= 8 else "Train"
+        more = "Standardise the labels, train for fewer steps or with a larger prior_precision, and t"
+        remedy = more if factor >= 8 else "T"
         yield (
             f"The factor of the noise, {factor:.3g}, is far from 1, of {factors[0]:g} to {factors[-1]:g} tried: "
             f"{closely}the scale of the noise is not that of the labels, or the loss is not that of the likelihood. "
-            f"{remedy} with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
+            f"{remedy}rain with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
         )
     yield q.likelihood.doubt()
     yield None if q.ending is None else q.ending()
