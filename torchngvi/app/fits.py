@@ -71,7 +71,8 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         marginal = {column: result.marginal_effects(column) for column in s.marginal}
     warned = dict.fromkeys(str(w.message).rstrip(".") for w in caught if not issubclass(w.category, DeprecationWarning))
     asked = [text for text in warned if text.startswith("Did you mean")]
-    notes = [*made.notes, *(f"{text[0].lower()}{text[1:]}" for text in warned if text not in asked), *note]
+    said = (f"{text[0].lower()}{text[1:]}" for text in warned if text not in asked)
+    notes = [*dict.fromkeys([*made.notes, *said]), *note]
     found = (*asked, *cautions(result, s, read))
     outcome = Outcome(s, made, result, scored, tuple(notes), found, marginal, priors or result.priors)
     folder = None

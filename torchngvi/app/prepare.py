@@ -438,7 +438,7 @@ def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared
     found = cleaned(frame, names, COMMAND, chosen=chosen, comma=read.comma)
     frame, notes, faults = found.frame, [*read.notes, *found.notes], [*found.faults]
     for role, name in roles.items():
-        of_role = cleaned(frame, [name], Door(f"name another column (--{role})", ""), comma=read.comma)
+        of_role = cleaned(frame, [name], _of_role(role), comma=read.comma)
         frame, notes, faults = of_role.frame, [*notes, *of_role.notes], [*faults, *of_role.faults]
         if role != "target" and not of_role.faults and not is_number(frame[name]):
             faults.append(f"{role} column {name!r} must hold numbers; got texts such as {str(frame[name].iloc[0])!r}.")
@@ -451,7 +451,8 @@ def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared
     refuse(faults)
     measured = [name for name in names if name not in texts]
     notes += checks.of_identifiers(frame, measured, COMMAND, read.zeros)
-    notes += [*checks.of_codes(frame, measured, COMMAND), *checks.of_copies(frame[[*names, target]])]
+    notes += [*checks.of_codes(frame, measured, COMMAND), *checks.of_codes(frame, [target], _of_role("target"))]
+    notes += [*checks.of_copies(frame[[*names, target]]), *checks.of_totals(read.frame)]
     levels = {name: sorted(column.dropna().unique(), key=_in_order) for name, column in texts.items()}
     frame = frame.assign(
         **{name: pd.Categorical(column, levels[name]) for name, column in texts.items()},
@@ -477,6 +478,11 @@ def _of_target(read: Read, s: Settings, family: str, many: int = 10) -> Prepared
         if name.isidentifier() and re.fullmatch(r"\w+(\[[-+.\w]+\])?", response)  # a formula can be pasted
     ]
     return _of_columns(frame, names, levels, target, positive, notes, s)
+
+
+def _of_role(role: str) -> Door:
+    """The words by which a user chooses another column for a role."""
+    return Door(f"name another column (--{role})", "")
 
 
 def _of_columns(

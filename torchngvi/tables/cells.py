@@ -10,6 +10,7 @@ import datetime
 import decimal
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from shlex import quote
 from typing import Any, NamedTuple
@@ -85,24 +86,26 @@ class Style(NamedTuple):
 
     def number(self, cell: str) -> float:
         """The number that a cell stands for."""
-        return float(self._plain(cell))
-
-    def _plain(self, cell: str) -> str:
-        bare = cell.replace(self.thousands, "") if self.thousands else cell
-        return bare.replace(self.decimal, ".").replace("−", "-")
+        bare = _bare(cell).replace(self.thousands, "") if self.thousands else _bare(cell)
+        return float(bare.replace(self.decimal, ".").replace("−", "-"))
 
     def said(self, cell: str) -> str:
         """How such a cell was read, for a note."""
         words = {",": "a comma", ".": "a point", "'": "an apostrophe", "’": "an apostrophe"}
-        parts = [f"{words.get(self.thousands, 'a space')} between thousands"] if self.thousands in cell[1:] else []
-        parts += ["a comma before decimals"] if self.decimal == "," and "," in cell else []
-        parts = parts if self.thousands or parts else ["a minus sign of typesetting"]
-        return f"{cell!r} as {self.number(cell):.15g}, with {' and '.join(parts)}"
+        parts = {
+            f"{words.get(self.thousands, 'a space')} between thousands": self.thousands and self.thousands in cell[1:],
+            "a comma before decimals": self.decimal == "," and "," in cell,
+            "digits of another script": any(sign.isdigit() and not sign.isascii() for sign in cell),
+            "quotation marks": _bare(cell) != cell,
+            "a minus sign of typesetting": "−" in cell,
+        }
+        return f"{cell!r} as {self.number(cell):.15g}, with {' and '.join(part for part in parts if parts[part])}"
 
 
 _SPACES = (" ", "\u00a0", "\u202f", "\u2009")
 _STYLES = tuple(Style(mark, point) for point in ".," for mark in ("", ",", ".", "'", "’", *_SPACES) if mark != point)
-_PLACEHOLDERS = {"?", "-", "--", ".", "*", "n/a", "na", "nan", "null", "none", "missing", "unknown", "not available"}
+_WORDS = {"none", "missing", "unknown", "not available"}  # which may be categories
+_PLACEHOLDERS = {"", "?", "-", "--", ".", "*", "n/a", "n.a.", "#n/a", "na", "nan", "null", "<na>", *_WORDS}
 _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _CLOCK = r"\d{1,2}:\d{2}(?::\d{2}(?:[.,]\d+)?)?(?:\s*[ap]m)?"
 _DATE = re.compile(
@@ -134,19 +137,13 @@ class Look(NamedTuple):
 
 
 def look_at(counts: Mapping[str, int], *, comma: bool = False) -> Look:
-    """Say what the texts of a column are.
-
-    >>> look_at({"29,278": 1, "980": 2}).style, look_at({"1,5": 1, "2": 1}).style
-    (Style(thousands=',', decimal='.'), Style(thousands='', decimal=','))
-    >>> [look_at(dict.fromkeys(cells, 1)).kind for cells in (["12 kg", "9 kg"], ["2024-01-31"], ["1", "?"], ["a", "b"])]
-    ['units', 'dates', 'mixed', 'texts']
-    """
+    """Say what the texts of a column are."""
     cells = {cell: str(cell).strip() for cell in counts}
     rows = sum(counts.values())
     plain = {cell for cell, text in cells.items() if _is_plain(text)}
     if len(plain) == len(cells):
         return Look("numbers", next(iter(cells), ""), rows=rows)
-    style, numeric = _best_style(cells, plain, comma)
+    style, numeric = _best_style({cell: _bare(text) for cell, text in cells.items()}, plain, comma)
     rest = {cell: text for cell, text in cells.items() if cell not in numeric}
     odd = next(cell for cell in cells if cell not in plain)
     if not rest:
@@ -170,7 +167,12 @@ def _is_plain(text: str) -> bool:
         float(text)
     except ValueError:
         return False
-    return "_" not in text
+    return "_" not in text and text.isascii()
+
+
+def _bare(text: str) -> str:
+    """A cell without the quotation marks by which spreadsheets keep a number a text, but for a code with a zero."""
+    return re.sub(r"""=?"((?!0\d).*)"|'((?!0\d).*)""", r"\1\2", text) if text[:1] in "='\"" else text
 
 
 def _best_style(cells: Mapping[str, str], plain: set[str], comma: bool) -> tuple[Style | None, set[str]]:
@@ -264,21 +266,42 @@ def has_commas(frame: Any, names: Iterable[str]) -> bool:
 
 
 def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
-    """The table without spaces around texts, which would make two levels of "A" and "A ", and notes of it.
-
-    >>> frame, notes = stripped(pd.DataFrame({"town": ["A", "A "]}), ["town"])
-    >>> frame.town.nunique(), notes
-    (1, ["spaces around entries of column 'town' were left out"])
-    """
-    new = {}
+    """The table without spaces around texts, and notes of it and of levels that may not be meant."""
+    new, notes = {}, []
     for name in names:
         column = frame[name]
-        if not (is_number(column) or isinstance(column.dtype, pd.CategoricalDtype)):
+        if isinstance(column.dtype, pd.ArrowDtype):  # which formulae does not read
+            new[name] = column = column.astype(object).where(column.notna(), None).infer_objects()
+        if is_number(column):
+            continue
+        if not isinstance(column.dtype, pd.CategoricalDtype):
             bare = column.map(lambda cell: cell.strip() if isinstance(cell, str) else cell)
             if bool((bare[column.notna()] != column[column.notna()]).any()):
-                new[name] = bare
-    notes = [f"spaces around entries of column {name!r} were left out" for name in new]
+                new[name] = column = bare
+                notes.append(f"spaces around entries of column {name!r} were left out")
+        notes += _of_spellings(name, column)
     return (frame.assign(**new) if new else frame), notes
+
+
+def _of_spellings(name: str, column: Any) -> list[str]:
+    """Notes of levels that differ only in case or spaces, and of one that stands for missing entries."""
+    alike: dict[str, list[str]] = {}
+    for cell in column.dropna().unique():
+        if isinstance(cell, str) and not _is_plain(cell):
+            alike.setdefault("".join(unicodedata.normalize("NFKC", cell).casefold().split()), []).append(cell)
+    found = [
+        f"column {name!r} has entries that differ only in case or spaces, {listed([*map(repr, some)])}, and are taken "
+        "as different. If they are the same: write them alike"
+        for some in alike.values()
+        if len(some) > 1
+    ]
+    for some in (alike[word] for word in sorted(_PLACEHOLDERS - _WORDS) if word in alike):
+        rows = f"{column.isin(some).sum()} of {len(column)} rows"
+        found.append(
+            f"column {name!r} holds {some[0]!r} in {rows}, as missing entries are written, and it is taken as a "
+            "category. If it is none: leave those cells empty, which then count as missing"
+        )
+    return found
 
 
 def of_look(name: str, look: Look, door: Door) -> str | None:
@@ -324,10 +347,10 @@ def _without_objects(column: Any) -> tuple[Any, Any]:
     """A column of objects as numbers, or as it is with its cells as texts; None for these where it is numbers."""
     cells = column.dropna()
     if len(cells) and all(isinstance(cell, bool | np.bool_) for cell in cells):
-        return column, cells.astype(str)
+        return (column, cells.astype(str)) if len(cells) < len(column) else (column.astype(bool), None)
     if len(cells) and all(isinstance(cell, int | float | decimal.Decimal | np.number) for cell in cells):
         wide = any(isinstance(cell, int) and abs(cell) >= 2**63 for cell in cells)
-        return (column, cells.astype(str)) if wide else (column.astype(np.float64), None)
+        return (column, cells.astype(str)) if wide else (column.where(column.notna(), np.nan).astype(np.float64), None)
     if len(cells) and all(isinstance(cell, datetime.date | datetime.time) for cell in cells):
         return column, cells.map(lambda cell: cell.isoformat())
     return column, cells.astype(str)
@@ -350,9 +373,12 @@ def of_identifiers(
     zeros, found = set(zeros), []
     for name in names:
         column = frame[name]
-        if getattr(column.dtype, "kind", "O") not in "iu":
+        kind = getattr(column.dtype, "kind", "O")
+        if kind in "iuf" and _are_days(column):
+            why = f"reads as dates, such as {column.iloc[0]:.0f}"
+        elif kind not in "iu":
             continue
-        if name in zeros:
+        elif name in zeros:
             why = "has entries that a zero leads, as codes have"
         elif len(column) >= fewest and column.is_unique and _is_numbering(column):
             why = "is a whole number that differs in every row, as identifiers do"
@@ -362,12 +388,15 @@ def of_identifiers(
     return tuple(found)
 
 
-def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
-    """Find columns of measurements with a number that stands for missing values, such as -999.
+def _are_days(column: Any) -> bool:
+    """Whether numbers are days as 20200131 is."""
+    if not len(column) or not bool(column.between(18000101, 22001231).all() and (column % 1 == 0).all()):
+        return False
+    return bool(pd.to_datetime(column.astype(int).astype(str), format="%Y%m%d", errors="coerce").notna().all())
 
-    >>> of_codes(pd.DataFrame({"bmi": [21.5, -99.0, 30.1, -99.0]}), ["bmi"], COMMAND)[0][:60]
-    "column 'bmi' holds -99 in 2 rows, far from all its others, a"
-    """
+
+def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
+    """Find columns of measurements with a number that stands for missing values, such as -999."""
     found = []
     for name in names:
         if getattr(frame[name].dtype, "kind", "O") not in "iuf":
@@ -376,13 +405,13 @@ def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
         for code in {values.min(), values.max()} if len(values) else ():
             same = values == code
             others = values[~same]
-            if not _NINES.fullmatch(f"{code:g}") or same.sum() < 2 or not len(others):
+            if not _NINES.fullmatch(f"{code:g}") or not len(others):
                 continue
             if np.abs(others - code).min() > max(np.ptp(others), 1.0):
                 found.append(
-                    f"column {name!r} holds {code:g} in {int(same.sum())} rows, far from all its others, as codes for "
-                    f"missing values are, and is taken as a measurement. If it is none: leave these cells empty, or "
-                    f"{door.to_leave_out(name)}"
+                    f"column {name!r} holds {code:g} in {same.sum()} of {len(same)} rows, far from all its others, as "
+                    "codes for missing values are, and is taken as a measurement. If it is none: leave these cells "
+                    f"empty, or {door.to_leave_out(name)}"
                 )
     return tuple(found)
 
@@ -398,6 +427,30 @@ def of_copies(frame: Any) -> tuple[str, ...]:
     return (
         f"{copies} of {len(frame)} rows are there more than once, the same in every column, and count as often. If the "
         "table was put together twice: leave the copies out",
+    )
+
+
+_TOTALS = re.compile(r"(?:grand |sub)?totals?:?|sums?:?|overall|mean|average|summe|gesamt|total général", re.IGNORECASE)
+
+
+def of_totals(frame: Any, fewest: int = 3) -> tuple[str, ...]:
+    """Say that the last row holds the sums of the rows above, by a word or in all columns of numbers."""
+    # fewest: rows of a table, of which the last can be such
+    if len(frame) < fewest:
+        return ()
+    numbers, words = [], False
+    for place in range(frame.shape[1]):
+        column = frame.iloc[:, place]
+        last, above = column.iloc[-1], column.iloc[:-1]
+        if getattr(column.dtype, "kind", "O") in "iuf":
+            numbers.append(above.sum() != 0 and math.isclose(last, above.sum(), rel_tol=1e-9))
+        elif isinstance(last, str) and _TOTALS.fullmatch(last):
+            words |= not (above == last).any()
+    if not words and (len(numbers) < 2 or not all(numbers)):
+        return ()
+    return (
+        "the last row looks like totals of those above, by a word in it or as the sums of all columns of numbers, and "
+        "is taken as one more row. If it is none: leave it out",
     )
 
 
@@ -550,34 +603,40 @@ _CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(wa
 _ALONE = re.compile(r"\boffset\(\s*`?([^`()]+?)`?\s*\)")  # the column of offset(time)
 
 
-def of_formula(formula: str, frame: Any, response: Sequence[str], predictors: Sequence[str], door: Door) -> Cleaned:
+def of_formula(
+    formula: str,
+    frame: Any,
+    response: Sequence[str],
+    predictors: Sequence[str],
+    categories: Sequence[str],  # predictors that may be categories, as they are not within a call of numbers alone
+    door: Door,
+) -> Cleaned:
     """Look at the cells of the columns that a formula names as response and predictors."""
     coded = set(_CODED.findall(formula))
     comma = has_commas(frame, [*response, *predictors])
     left = [] if "[" in formula.partition("~")[0] else response
-    of_response = cleaned(frame, left, door._replace(as_categories="", keeps_texts=False), comma=comma)
-    rest = [name for name in predictors if name not in left]
-    found = cleaned(of_response.frame, rest, door, chosen=coded, comma=comma)
-    faults = [*of_response.faults, *found.faults]
+    within = [] if re.search("['\"]", re.sub("`[^`]*`", "", formula)) else predictors  # I(x == 'a') is of a text
+    of_numbers = [*left, *(name for name in within if name not in {*left, *categories, *coded})]
+    as_numbers = cleaned(frame, of_numbers, door._replace(as_categories="", keeps_texts=False), comma=comma)
+    rest = [name for name in predictors if name not in of_numbers]
+    found = cleaned(as_numbers.frame, rest, door, chosen=coded, comma=comma)
+    faults = [*as_numbers.faults, *found.faults]
     for name in predictors:
         column = found.frame[name]
         texts = not is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype)
         if texts and name not in coded and not any(repr(name) in fault for fault in faults):
             look = look_at(dict.fromkeys(column.dropna(), 1), comma=comma)
             many = of_levels(name, column.nunique(), door, chosen=False)
-            of_numbers = _of_texts(name, look, column) if many and look.kind == "numbers" else None
-            faults += [f"{of_numbers}."] if of_numbers else many
+            note = _of_texts(name, look, column) if many and look.kind == "numbers" else None
+            faults += [f"{note}."] if note else many
     plain = [name for name in predictors if name not in coded]
     notes = (*of_identifiers(found.frame, plain, door), *of_codes(found.frame, plain, door))
-    return Cleaned(found.frame, (*of_response.notes, *found.notes, *notes), tuple(faults))
+    notes += of_codes(found.frame, left, Door("leave their rows out", ""))
+    return Cleaned(found.frame, (*as_numbers.notes, *found.notes, *notes), tuple(faults))
 
 
 def offset_alone(formula: str) -> str | None:
-    """The column that a formula adds to the linear predictor as it is, or None.
-
-    >>> offset_alone("y ~ x + offset(time)"), offset_alone("y ~ x + offset(log(time))")
-    ('time', None)
-    """
+    """The column that a formula adds to the linear predictor as it is, or None."""
     found = _ALONE.search(formula)
     return found[1] if found else None
 

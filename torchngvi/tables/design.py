@@ -260,12 +260,7 @@ class Sides(NamedTuple):
 
     @classmethod
     def of(cls, formula: Any) -> "Sides":
-        """Take a formula apart, without a table.
-
-        >>> sides = Sides.of("y[yes] ~ log(x) + (1 + t | school/room)")
-        >>> sides.left, [term_name(term) for term in sides.terms], [block.name for block in sides.blocks]
-        ('y[yes]', ['1', 'log(x)'], ['school', 'school:room'])
-        """
+        """Take a formula apart, without a table."""
         if not isinstance(formula, str) or not formula.strip():
             got = repr(formula) if isinstance(formula, str) else type(formula).__name__
             raise InputError(f"A formula is a text, as 'y ~ x + (1 | group)'; got {got}.")
@@ -292,20 +287,12 @@ class Sides(NamedTuple):
 
 
 def masked(text: str) -> str:
-    """The text with quoted names and texts blotted out, so that its signs are those of the formula.
-
-    >>> masked("`a~b` ~ C(x)")
-    '_____ ~ C(x)'
-    """
+    """The text with quoted names and texts blotted out, so that its signs are those of the formula."""
     return re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", lambda found: "_" * len(found[0]), text)
 
 
 def arguments(text: str) -> list[str]:
-    """The arguments between the commas of a call.
-
-    >>> arguments("log(s, 2), `a,b`")
-    ['log(s, 2)', '`a,b`']
-    """
+    """The arguments between the commas of a call."""
     bare, depth, parts, start = masked(text), 0, list[str](), 0
     for place, letter in enumerate(bare):
         depth += (letter in "([") - (letter in ")]")
@@ -316,11 +303,7 @@ def arguments(text: str) -> list[str]:
 
 
 def parenthesised(formula: str) -> list[tuple[str, str, bool]]:
-    """Find the terms with a bar: what varies, over what, and whether the effects are independent, a double bar.
-
-    >>> parenthesised("y ~ log(x) + (1 + x || g) + (1 | a:b)")
-    [('1 + x', 'g', True), ('1', 'a:b', False)]
-    """
+    """Find the terms with a bar: what varies, over what, and whether the effects are independent, a double bar."""
     found: list[tuple[str, str, bool]] = []
     opened: list[int] = []
     bars: dict[int, int] = {}  # of the parenthesis that begins there, its first bar
@@ -588,11 +571,7 @@ class FormulaColumns(NamedTuple):
 
     @classmethod
     def of(cls, formula: "str | Sides") -> "FormulaColumns":
-        """Find them without a table.
-
-        >>> FormulaColumns.of("prop(s, n) ~ log(x) + (1 + t | school)")
-        FormulaColumns(response=('n', 's'), predictors=('t', 'x'), groups=('school',))
-        """
+        """Find them without a table."""
         sides = _sides(formula) if isinstance(formula, str) else formula
         pieces = [_Piece(text, sides.left) for text in _taken_apart(sides.left)[1]]
         terms = [*sides.terms, *(term for block in sides.blocks for term in block.terms)]
@@ -685,14 +664,19 @@ class Formula:
             cells.check_there(frame, named, "weights")
         cells.check_there(frame, names)
         cells.refuse(_of_several(frame, names))
-        table, spaces = cells.stripped(frame[names], columns.groups)
-        found = cells.of_formula(formula, table, columns.response, columns.predictors, FORMULA)
+        of_level = columns.response if "[" in sides.left else ()
+        table, spaces = cells.stripped(frame[names], [*columns.groups, *of_level])
         terms = [*sides.terms, *(term for block in sides.blocks for term in block.terms)]
-        plain = [name for name in _as_categories(terms) if not any(repr(name) in fault for fault in found.faults)]
+        categories = _as_categories(terms)
+        found = cells.of_formula(formula, table, columns.response, columns.predictors, categories, FORMULA)
+        plain = [name for name in categories if not any(repr(name) in fault for fault in found.faults)]
         cells.refuse([*cells.of_missing(frame, names), *found.faults, *_of_kinds(found.frame, plain)])
+        totals = cells.of_totals(found.frame) or cells.of_totals(frame)
         self.table = frame = _in_order(cells.used(found.frame))
         if not len(frame):
             raise InputError("The table has no rows.")
+        for name in (name for name in (*columns.groups, *categories) if name in frame and is_number(frame[name])):
+            cells.check_finite(name, frame[name].to_numpy(dtype=float))
         self._thresholds = family is not None and not family.intercept
         if not (self._thresholds or any(getattr(term, "kind", "") != "offset" for term in sides.terms)):
             raise InputError(f"A model has at least one fixed effect; {formula!r} has none: leave out the 0.")
@@ -712,7 +696,7 @@ class Formula:
         for factor in self.design.factors:
             _check_effects(factor.Z, factor.effects, factor.name)
         self.asked = self._of_exposure()
-        self.notes = (*spaces, *found.notes, *self._response.notes, *self._of_groups())
+        self.notes = (*spaces, *found.notes, *totals, *self._response.notes, *self._of_groups())
 
     def __repr__(self) -> str:
         return f"Formula({self.formula!r}, {len(self.table)} rows)"
@@ -1105,12 +1089,13 @@ class _Response:
     def _outcome(self, column: Any, first: bool) -> Any:
         """The codes of the outcome."""
         piece, name = self.parts[0], self.parts[0].text
+        numbers = is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype)
+        values = self._plain(name, column) if numbers else None
         if piece.level is not None or self.positive is not None:
             return self._against(column, piece.level, first)
         if self._categorical:
             return self._categories(column, first)
-        if is_number(column) and not isinstance(column.dtype, pd.CategoricalDtype):
-            values = self._plain(name, column)
+        if values is not None:
             if first and self._two and len(found := np.unique(values)) == 2 and tuple(found) != (0.0, 1.0):
                 self.failure, self.success, self.why = f"{found[0]:g}", f"{found[1]:g}", "is the larger"
             return values

@@ -334,12 +334,7 @@ class Frame(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """½ N(m, R Rᵀ) + ½ t with the same centre, wider; its draws in equal parts from both.
-
-    Half of the draws are from the Gaussian, so that an exact one keeps half of its draws at the least; the other half
-    reaches what the Gaussian misses.  Each column of R may be of other lengths on either side of the mode, as where the
-    posterior has a longer tail in one direction (Geweke 1989).
-    """
+    """½ N(m, R Rᵀ) + ½ t with the same centre, wider; its draws in equal parts from both."""
 
     mean: Tensor  # (dim,)
     root: Tensor  # R, (dim, dim)
@@ -845,14 +840,7 @@ def chain_of(factors: Sequence[Factor]) -> tuple[int, ...]:
 
 
 class Arranged:
-    """The effects u of all groups of K ≥ 1 factors, as the coordinates of a forest.
-
-    >>> one = torch.ones(4, 1)
-    >>> subject, item = torch.tensor([0, 0, 1, 2]), torch.tensor([0, 1, 0, 1])
-    >>> of = Arranged([Factor("s", ("1",), ("a", "b", "c"), one, subject), Factor("i", ("1",), ("d", "e"), one, item)])
-    >>> of.structure, of.chain, of.crossed
-    (Forest(3 of 1 below 2, 1 of 2), (0,), (1,))
-    """
+    """The effects u of all groups of K ≥ 1 factors, as the coordinates of a forest."""
 
     def __init__(self, factors: Sequence[Factor]) -> None:
         self.groups = [of.groups for of in factors]

@@ -458,10 +458,7 @@ class Integrated(LogJoint):
     def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
         """The mean and a root of the covariance of the Gaussian nearest to a posterior without effects.
 
-        Natural-gradient steps from the mode and a root of the inverse of the Hessian there, which are those of Newton's
-        method with expectations in the place of values (Opper and Archambeau 2009), with the other coordinates as they
-        are at the mode: H = XᵀE[W]X + prior and m ← m - H⁻¹ E[∇], each with half of the rate before where a step
-        promises more than the one before.
+        Natural-gradient steps are Newton's with expectations in the place of values (Opper and Archambeau 2009).
         """
         p, settings = self.coordinates.p, self.settings
         z, log_w = normal_rule(settings.nearest_nodes, 1, theta)
@@ -523,12 +520,7 @@ class Integrated(LogJoint):
         wider: float,
         generator: torch.Generator,
     ) -> Tensor:
-        """Draw u of all groups given the globals, (n, S, r).
-
-        One of some candidates is taken with a probability in proportion to its importance weight. The candidates are
-        those of a rank-one lattice of the proposal N(û, wider² L Lᵀ), shifted at random in each group: as they spread
-        evenly, the sum of their weights hardly varies, and what is taken has nearly the density itself.
-        """
+        """Draw u of all groups given the globals, (n, S, r), one point of a lattice by its importance weight."""
         drawn = torch.empty_like(modes)
         lattice = _lattice(candidates, self.r).to(modes)
         for block, part in self._pieces(len(theta), candidates):

@@ -91,12 +91,6 @@ class Coordinates:
         Z: the same of each factor, (N, r).
         sizes: r of each factor.
         dim: the number of coordinates.
-
-    >>> one = torch.ones(4, 1, dtype=torch.float64)
-    >>> factor = Factor("g", ("Intercept",), ("a", "b"), one, torch.tensor([0, 0, 1, 1]))
-    >>> coordinates = Coordinates(Design(one, ("Intercept",), (factor,), one[:, 0], (one[:, 0],), one[:, 0]), 1)
-    >>> coordinates.dim, coordinates.to_user(torch.zeros(5, 3, dtype=torch.float64)).sd[0].shape
-    (3, torch.Size([5, 1]))
     """
 
     def __init__(

@@ -552,13 +552,6 @@ def settle(
     for all of them), "b" for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups,
     "sd" for all of them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd".
     The more particular name counts.
-
-    >>> one = torch.ones(3, 1, dtype=torch.float64)
-    >>> X = torch.cat([one, torch.tensor([[1.0], [2.0], [6.0]], dtype=torch.float64)], 1)
-    >>> design = Design(X, ("Intercept", "x"), (), 0 * one[:, 0], (torch.tensor([0.0, 1.0, 1.0]),), one[:, 0])
-    >>> from torchngvi.tables.families import family_of
-    >>> settle(design, family_of("bernoulli"), Coordinates(design, 0), {"x": "normal(0, 1)"}).table()
-    (('Intercept', 'N(0.693, 2.5^2)'), ('x', 'N(0, 1^2)'))
     """
     given = _read(priors)
     locations, unit = locations_and_unit(design, family, coordinates.columns)

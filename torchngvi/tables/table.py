@@ -94,11 +94,7 @@ def weighted_quantile(
     weights: Tensor,  # normalised, (S,)
     share: float,
 ) -> Tensor:
-    """Quantiles of weighted draws, (K,), linear between the middles of the steps of their distribution function.
-
-    >>> weighted_quantile(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.2, 0.4, 0.4]), 0.4).item()
-    1.5
-    """
+    """Quantiles of weighted draws, (K,), linear between the middles of the steps of their distribution function."""
     ordered, order = draws.mT.contiguous().sort(-1)
     step = weights[order]
     middle = step.cumsum(-1) - 0.5 * step
@@ -248,11 +244,7 @@ def warn_of(
 
 
 def own_shares(X: Tensor) -> Tensor:  # (N, p)
-    """Which share of the length of each column lies outside of the others, (p,), of columns that are independent.
-
-    >>> own_shares(torch.tensor([[1.0, 3.0], [0.0, 4.0]], dtype=torch.float64)).tolist()
-    [0.8, 0.8]
-    """
+    """Which share of the length of each column lies outside of the others, (p,), of columns that are independent."""
     root = torch.linalg.qr(X.double() / torch.linalg.vector_norm(X.double(), dim=0), mode="r").R
     eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
     inverse, info = torch.linalg.inv_ex(root) if root.shape[0] == root.shape[1] else (eye, root.new_zeros(()))
@@ -270,12 +262,6 @@ def products_far_from_0(X: Tensor, names: Sequence[str], least: float = 0.1) -> 
 
     Where x lies far from 0, x:z is nearly a multiple of z. A prior per standard deviation of the whole column would
     draw its coefficient to 0, and that of z, which makes up for it.
-
-    >>> X = torch.tensor([[1.0, 1.0], [1.0, 1.001]], dtype=torch.float64)
-    >>> [round(part, 4) for part in products_far_from_0(X, ["z", "x:z"])]
-    [0.0005, 0.0005]
-    >>> products_far_from_0(X, ["z", "x"])
-    [1.0, 1.0]
     """
     # least: share of a column outside of the others, below which 2.5 s_y over the whole is 0.25 s_y over that part
     made = [_is_product(name) for name in names]
@@ -316,12 +302,7 @@ def remark_on_tails(
     times: float = 5.0,
     normal: float = 3.92,
 ) -> list[str]:
-    """Sentences about parameters of the likelihood whose means are those of a heavy tail.
-
-    >>> draws = torch.cat([torch.linspace(0.0, 1.0, 999), torch.tensor([1e4])])
-    >>> remark_on_tails(["size"], draws[:, None], torch.full((1000,), 1e-3))
-    ['The posterior of the size has a tail so heavy that its mean and sd say nothing: read the interval.']
-    """
+    """Sentences about parameters of the likelihood whose means are those of a heavy tail."""
     # times: standard deviations that are so many times those of a normal distribution with the same interval
     # normal: standard deviations in the interval of 95 %
     of = Marginals.of(names, draws, weights, 0.95)
