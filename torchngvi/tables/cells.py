@@ -285,8 +285,8 @@ def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
 
 def _of_spellings(name: str, column: Any) -> list[str]:
     """Notes of levels that differ only in case or spaces, and of one that stands for missing entries."""
-    alike: dict[str, list[str]] = {}
-    for cell in column.dropna().unique():
+    alike, cells = dict[str, list[str]](), column.dropna().unique()
+    for cell in cells:
         if isinstance(cell, str) and not _is_plain(cell):
             alike.setdefault("".join(unicodedata.normalize("NFKC", cell).casefold().split()), []).append(cell)
     found = [
@@ -295,7 +295,8 @@ def _of_spellings(name: str, column: Any) -> list[str]:
         for some in alike.values()
         if len(some) > 1
     ]
-    for some in (alike[word] for word in sorted(_PLACEHOLDERS - _WORDS) if word in alike):
+    meant = set() if len(alike) == 1 < len(cells) else _WORDS  # none among numbers
+    for some in (alike[word] for word in sorted(_PLACEHOLDERS - meant) if word in alike):
         rows = f"{column.isin(some).sum()} of {len(column)} rows"
         found.append(
             f"column {name!r} holds {some[0]!r} in {rows}, as missing entries are written, and it is taken as a "

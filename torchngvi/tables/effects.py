@@ -270,10 +270,7 @@ class EffectTable:
 
 
 class Asked:
-    """What is asked of a fit: over which rows, of which groups, and what of the outcome, see `TableResult`.
-
-    All averages are of the same draws, so that their differences have no noise of their own.
-    """
+    """What is asked of a fit: over which rows, of which groups, and what of the outcome, see `TableResult`."""
 
     def __init__(
         self,

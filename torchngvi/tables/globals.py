@@ -334,7 +334,7 @@ class Frame(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """½ N(m, R Rᵀ) + ½ t with the same centre, wider; its draws in equal parts from both."""
+    """½ N(m, R Rᵀ) + ½ of a wider t, drawn in equal parts, of other lengths on either side of m (Geweke 1989)."""
 
     mean: Tensor  # (dim,)
     root: Tensor  # R, (dim, dim)

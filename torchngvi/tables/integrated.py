@@ -183,11 +183,7 @@ class Block(NamedTuple):
 
 
 class Integrated(LogJoint):
-    """log p(y, θ) of a design with no factor or one, all constants included, by adaptive Gauss-Hermite quadrature.
-
-    It costs (nodes)ʳ evaluations of the likelihood of every row for each value of θ. With Gaussian noise the integrand
-    is a Gaussian: one node gives its value exactly, and two give the gradient.
-    """
+    """log p(y, θ) of a design with no factor or one, all constants included, by adaptive Gauss-Hermite quadrature."""
 
     def __init__(
         self,

@@ -94,7 +94,11 @@ def weighted_quantile(
     weights: Tensor,  # normalised, (S,)
     share: float,
 ) -> Tensor:
-    """Quantiles of weighted draws, (K,), linear between the middles of the steps of their distribution function."""
+    """Quantiles of weighted draws, (K,), linear between the middles of the steps of their distribution function.
+
+    >>> weighted_quantile(torch.tensor([[3.0], [1.0], [2.0]]), torch.tensor([0.2, 0.4, 0.4]), 0.4).item()
+    1.5
+    """
     ordered, order = draws.mT.contiguous().sort(-1)
     step = weights[order]
     middle = step.cumsum(-1) - 0.5 * step
@@ -302,7 +306,12 @@ def remark_on_tails(
     times: float = 5.0,
     normal: float = 3.92,
 ) -> list[str]:
-    """Sentences about parameters of the likelihood whose means are those of a heavy tail."""
+    """Sentences about parameters of the likelihood whose means are those of a heavy tail.
+
+    >>> draws = torch.cat([torch.linspace(0.0, 1.0, 999), torch.tensor([1e4])])
+    >>> remark_on_tails(["size"], draws[:, None], torch.full((1000,), 1e-3))
+    ['The posterior of the size has a tail so heavy that its mean and sd say nothing: read the interval.']
+    """
     # times: standard deviations that are so many times those of a normal distribution with the same interval
     # normal: standard deviations in the interval of 95 %
     of = Marginals.of(names, draws, weights, 0.95)
