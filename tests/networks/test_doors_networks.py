@@ -406,6 +406,16 @@ def test_a_pass_for_gradients_at_the_inputs(clears):
         optimizer.step()
 
 
+def test_a_head_whose_loss_passes_back_first():
+    class Two(nn.ModuleList):
+        def forward(self, x):
+            return self[0](x), self[1](x)
+
+    look = networks.SampledLabels(output=lambda heads: heads[0])
+    model, _, optimizer, _ = attached(num_data=500, model=Two([mlp(), nn.Linear(4, 1)]), curvature=look)
+    train(model, optimizer, 3, loss=lambda heads, y: F.cross_entropy(heads[0], y) + heads[1].square().mean())
+
+
 BINARY = {
     "mean": (F.binary_cross_entropy_with_logits, None),
     "sum": (lambda f, y: F.binary_cross_entropy_with_logits(f, y, reduction="sum"), "it is the sum over labels"),

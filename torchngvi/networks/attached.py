@@ -114,7 +114,8 @@ class Watch:
         self._norms: list[Fetched] = []  # of the gradients and of the prior's part in them, in some steps
         self._rows, self._batches = 0, Batches()
         self._labels: float | None = None  # a row, NaN where that differs
-        self._left: list[Fetched] = []  # of the gradients of the first step where the second one passes back
+        self._had: set[str] = set()  # the parameters with gradients in the first step
+        self._left: list[Fetched] = []  # of these gradients where the second step passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
         self._precision, self._pass = 0.0, -1  # the latter the number of the backward pass in which they were found
         self._written: tuple[int, int] | None = None
@@ -233,12 +234,16 @@ class Watch:
     def _look_for_left(self, gradient: Tensor) -> None:
         """See what the parameters' gradients are when a loss of the second step begins to pass back."""
         if self.passed == 1:
-            each = (p.grad for p in self.q.parameters_of_network if p.grad is not None and p.numel())
-            left = [gradient.new_zeros(()), *(g.abs().max().to(gradient) for g in each)]
-            self._left.append(Fetched(torch.stack(left).max()))
+            each = zip(self.q.names, self.q.parameters_of_network, strict=True)
+            had = [p.grad for name, p in each if name in self._had and p.numel()]
+            left = [g.abs().max().to(gradient) for g in had if g is not None]  # of another loss already, where not all
+            whole = left and len(left) == len(had)
+            self._left.append(Fetched(torch.stack(left).max() if whole else gradient.new_zeros(())))
 
     def say_of_gradients(self, used: Mapping[str, Tensor], several: bool) -> None:
         """Say once that a step has no gradients, unless optimizers share q, clipped ones, or one in evaluation mode."""
+        if not self.passed:
+            self._had.update(used)
         if not used and not several:
             self._say("gradients")
         if used and 0 < self.passed <= _COMPARED:
