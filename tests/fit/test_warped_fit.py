@@ -406,10 +406,7 @@ def test_the_usual_tolerance_of_many_curves():
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_one_margin_keeps_its_curve(inside):
-    """The logarithm of a gamma variable of shape two: a Gaussian loses 0.040 nats, of which a curve gains half or more.
-
-    Of one coordinate no more can be had, so that a bound on all of q would always put the Gaussian back.
-    """
+    """The logarithm of a gamma variable of shape two: a Gaussian loses 0.040 nats, and a curve gains half of them."""
     torch.manual_seed(0)
     gamma = torch.distributions.Gamma(torch.tensor(2.0, dtype=torch.float64), 1.0)
     q = CholeskyGaussian(1, dtype=torch.float64).warped(inside=inside)

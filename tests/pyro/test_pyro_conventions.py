@@ -150,10 +150,7 @@ def bent():
 @pytest.mark.accuracy
 @pytest.mark.parametrize("how", ["ifvb", "svi"])
 def test_a_flow_is_moved_by_ifvb_and_by_svi(how):
-    """It begins at the start of the guide, and ends nearer to the posterior than the best Gaussian.
-
-    The target is normalised, so that the loss is KL(q‖p).
-    """
+    """It begins at the start of the guide, and ends nearer to the posterior than the best Gaussian."""
     torch.manual_seed(1)
     guide = AutoGaussian(bent, flow, init_loc_fn=lambda site: torch.tensor(0.5)).setup()
     assert float((guide.posterior.sample(2000).mean(0) - 0.5).abs().max()) < 0.05

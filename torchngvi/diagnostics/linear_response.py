@@ -63,10 +63,7 @@ class Residuals(NamedTuple):
 
     @property
     def rise(self) -> bool:
-        """Whether the mean curvature of the log joint under q is positive, by three standard errors.
-
-        That of the best Gaussian is -1 in each direction of its frame, as the slope 0 of r along z says.
-        """
+        """Whether the mean curvature of the log joint under q is positive, by three standard errors."""
         slopes = (self.residual * self.z).mean(-1)
         return len(slopes) > 1 and bool(slopes.mean() < -1 - 3 * slopes.std() / len(slopes) ** 0.5)
 

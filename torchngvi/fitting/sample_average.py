@@ -11,9 +11,6 @@ Its minimum misses that of L by about half of
 
 in nats, which the draws themselves tell.  So: find a rough mode, minimise over few draws, and take as many more as the
 noise asks for, until norm² + noise² ≤ tolerance².  Fresh draws and other starts then say whether to believe it.
-
-Parts: `starts`, `pool` (over all draws so far, and averages over one set of draws after another), and here the order of
-them, the check on fresh draws, and the words.
 """
 
 import math
@@ -174,6 +171,7 @@ class SampleAverages(Engine):
 
     def _begun(self) -> None:
         """From where the starts have led."""
+        self.target.doubted = True
         self.descent.leave(self.starts.first_draws)
         self.starts.begun()
 

@@ -291,12 +291,7 @@ class Starts:
         return None if best is None or best.log_evidence < 1 + self.evidence else best
 
     def other(self, loss: float, worth: float = 0.3, inflated: float = 3.0) -> bool:
-        """Put q at another start, from where it has ended with that loss and no trusted mode; whether it is a mode.
-
-        It is the mode, where that is worse by few nats a coordinate; q as it was before the fit, if that began with a
-        narrower one or with a pass over data; and else q where it has ended, wider and without its correlations: where
-        scales have collapsed in the neck of a funnel a wider q draws them out of it.
-        """
+        """Put q at a mode that is worse by few nats, as it was before it was narrowed, or wider; whether at a mode."""
         if self.refused is not None and self.refused[1] <= loss + self._unit * worth * self.q.dim:
             self.place(self.refused[0])
             return True

@@ -452,11 +452,7 @@ class SlopeBelow(Criterion):
         return self.rise() < self.slope
 
     def rise(self) -> float:
-        """The slope of the line through the last averages.
-
-        Returns:
-            Nats a block; infinite while there are too few averages.
-        """
+        """Return the slope of the line through the last averages, in nats a block; infinite while they are too few."""
         if len(self.means) < self.blocks:
             return math.inf
         y = torch.tensor(self.means[-self.blocks :], dtype=torch.float64, device="cpu")

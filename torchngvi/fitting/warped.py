@@ -3,8 +3,7 @@
 From N(0, I) a warp may bend to nothing; from the best Gaussian, with curves that are the identity, the ELBO can but
 rise.  So the engine of a Gaussian, `sample_average`, comes first, and `Bending` goes on from where it ends.
 What fresh draws do not bear out is taken back: where the curves gain less than 0.05 nats, or 0.01 nats a coordinate of
-fewer than five, q is the Gaussian again.  A margin has no more than some hundredths of a nat to give: that of
-Student's t of three degrees of freedom 0.05, that of the logarithm of a gamma variable of shape two 0.04.
+fewer than five, q is the Gaussian again.
 """
 
 import math
@@ -264,8 +263,7 @@ def skewed_directions(q: Gaussian, target: Target, seed: int, variances: float =
 
         T_ijk = E[∂_ijk ℓ(m + Cz)]/γ = E[(Cᵀ∇ℓ)_i (z_jz_k - δ_jk)]/γ        (Stein)
 
-    and a curve z + ε(z² - 1) along a unit vector u gains about T(u, u, u)²/12 nats.  A rotation has to gain some
-    variances of an entry of T, and at least 1e-5 nats.
+    and a curve z + ε(z² - 1) along a unit vector u gains about T(u, u, u)²/12 nats.
     """
     frame = q.frame()
     z = Fixed(min(max(4096, 128 * q.dim), 16_384), seed)(frame.mean)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, Self, final
 
 import torch
@@ -92,10 +92,7 @@ class FactorTarget(Additive):
         return [*self._data, *self._prior]
 
     def by_kind(self) -> list[Factor]:
-        """The factors that know their expectation, and of the others one for each kind of nodes: their sum.
-
-        Terms of one kind then see the same draws, and those of a node and of another are independent of each other.
-        """
+        """The factors that know their expectation, and of the others one for each kind of nodes: their sum."""
         known = [factor for factor in self.factors if isinstance(factor.target, TractableTarget)]
         drawn: dict[int, list[Target]] = {}
         for kind, target in self.factors:
@@ -465,7 +462,9 @@ class Guarded(Target):
         self.draws_at_once, self.in_passes = target.draws_at_once, target.in_passes
         self.processes = target.processes
         self._same = torch.zeros((), device="cpu")
-        self._answered = False
+        self._answered = 0  # the most draws at once
+        self._differentiable = False  # a gradient was had
+        self.doubted = False  # whether the next gradients show that each value is of one draw, where draws differ
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch
         self.gradients = self.values = 0  # draws at which a gradient was wanted, and at which none was
@@ -489,12 +488,34 @@ class Guarded(Target):
         if value is None:  # once more: it may have been chance
             value = self._asked(theta)
         if value is None:
-            self._calls = _CALLS
+            self._calls, before = _CALLS, self._count
             value = self._by_halves(theta)
+            if len(theta) > self._answered == 1 and self._count == before:
+                raise InputError(
+                    f"the log joint takes one draw at a time ({self._last}). Write it for theta of shape (S, D), or "
+                    "use LogJoint.looped(f)."
+                )
+        if differentiated and not self._differentiable:
+            self._check_differentiable(theta[:1].detach())
+        if differentiated and self.doubted and len(theta) > 1:
+            self._check_separate(value, theta)
         return value
+
+    def _check_separate(self, value: Tensor, theta: Tensor) -> None:
+        """Refuse a function whose last value has a derivative by other draws, seen without another call of it."""
+        self.doubted, across = False, None
+        if not self.in_passes and self.processes is None:
+            with suppress(RuntimeError):  # a graph for one backward pass, as of compiled functions
+                (across,) = torch.autograd.grad(value[-1].sum(), theta, retain_graph=True, allow_unused=True)
+        if across is not None and bool((across[:-1].abs() > 1e-6 * across[-1].abs().amax()).any()):
+            raise InputError(
+                "the log joint mixes its draws: the value of one has a derivative by another. Each row of theta is a "
+                "draw: sum over the last dimension, sum(-1), or wrap a function of one theta as LogJoint.vmapped(f)."
+            )
 
     def _asked(self, theta: Tensor) -> Tensor | None:
         """The target's values, or None where it fails."""
+        version = None if theta.is_inference() else theta._version
         try:
             value = self.target.log_joint(theta)
         except InputError:
@@ -508,7 +529,10 @@ class Guarded(Target):
                 raise
             self._last = f"{type(error).__name__}: {error}"
             return None
-        self._answered = True
+        if version is not None and version != theta._version:
+            raise InputError("the log joint writes into its theta: write into a copy, such as theta.clone().")
+        self._answered = max(self._answered, len(theta))
+        self._differentiable |= torch.is_grad_enabled() and theta.requires_grad
         return value
 
     def _by_halves(self, theta: Tensor) -> Tensor:
@@ -526,6 +550,16 @@ class Guarded(Target):
             parts.append(self._by_halves(half) if value is None else value)
         return torch.cat(parts)
 
+    @torch.no_grad()
+    def _check_differentiable(self, theta: Tensor) -> None:
+        """Refuse a function that fails where a gradient was wanted, and has a value there."""
+        self.values += 1
+        if self._asked(theta) is not None:
+            raise InputError(
+                f"the log joint fails where its gradient is wanted ({self._last.rstrip('.')}). Compute all of it from "
+                "theta by torch operations, without NumPy or detach()."
+            )
+
     def failures(self) -> str:
         """Say what went wrong."""
         if not self._count:
@@ -537,7 +571,7 @@ class Guarded(Target):
         """Open a block in which the target is seen in another way; what is asked there is counted here, and guarded."""
         other = Guarded(change(self.target))
         other.gradients, other.values, other.most = self.gradients, self.values, self.most
-        other._answered = self._answered
+        other._answered, other._differentiable = self._answered, self._differentiable
         try:
             yield other
         finally:

@@ -131,11 +131,7 @@ class Level(NamedTuple):
 
 
 class Layout:
-    """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them.
-
-    ``order`` has the places of the nodes of the forest, one after another; where ``back`` is not None it is the order
-    of θ too.  Printed, a line for each level, and why there are not more.
-    """
+    """The places of the latent sites in θ: one after another, in the order of the trace, as AutoContinuous has them."""
 
     levels: tuple[Level, ...] = ()
     forest: Forest | None = None  # None for one dense block
@@ -160,10 +156,7 @@ class Layout:
         self.shapes = {site.name: site.shape for site in self.sites}
 
     def arrange(self, order: Tensor | None, of_theta: bool = True) -> None:
-        """Take the coordinates of the forest, and those of θ, in another order than that of the sites.
-
-        States are compared by it: a guide that leaves it None loads the state of another of the same shapes silently.
-        """
+        """Take the coordinates of the forest, and those of θ, in another order than that of the sites."""
         self.order, self.back = order, torch.argsort(order) if of_theta and order is not None else None
 
     @property

@@ -358,10 +358,7 @@ class AutoMarginal(AutoGaussian):
 
 
 def fit_marginal(guide: AutoMarginal, density: ModelLogJoint, options: dict[str, Any]) -> FitResult:
-    """Fit q over the shared latents, bend it where it does not fit, and say how far off the integral may be.
-
-    Members of one latent each are integrated by quadrature where Laplace's approximation is too far from it.
-    """
+    """Fit q over the shared latents, bend it where it does not fit, and say how far off the integral may be."""
     density.check_comparable("fit_guide")
     guide.keep(None)
     target, began = guide.integrate(density), time.monotonic()

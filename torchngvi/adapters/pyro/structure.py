@@ -134,13 +134,7 @@ def priors_of(density: ModelLogJoint) -> tuple[Values, dict[str, Any]]:
 
 @torch.enable_grad()
 def latent_field(density: ModelLogJoint, layout: Layout) -> list[Site]:
-    """Find the sites of a latent Gaussian model that `AutoMarginal` integrates out together, in a forest or not.
-
-    They are the members that the forest has apart, and every site that is Gaussian a priori given the others and is of
-    several numbers, or has latents among the parameters of its prior, unless another prior has it for a parameter
-    other than its location (Rue, Martino and Chopin 2009, section 1.2).  None where the forest has apart all sites of
-    several numbers whose priors have latents for parameters: what it leaves is cheaper shared.
-    """
+    """Find the sites of a latent Gaussian model that are integrated out together; none where the forest has all."""
     values, priors = priors_of(_fixed(density))
     locations, others = dict[str, set[str]](), dict[str, set[str]]()
     for name, prior in priors.items():
