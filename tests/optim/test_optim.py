@@ -44,20 +44,19 @@ def by_closure_that_sums(opt, q, model):
     return opt.step(lambda: model.negative_elbo(q).sum())
 
 
-def by_closure_with_backward(opt, q, model):
-    def closure():
-        opt.zero_grad()
-        loss = model.negative_elbo(q).sum()
-        loss.backward()
-        return loss
-
-    return opt.step(closure=closure)
-
-
-def by_gradients(opt, q, model):
+def with_backward(opt, q, model):
     opt.zero_grad()
     loss = model.negative_elbo(q).sum()
     loss.backward()
+    return loss
+
+
+def by_closure_with_backward(opt, q, model):
+    return opt.step(closure=lambda: with_backward(opt, q, model))
+
+
+def by_gradients(opt, q, model):
+    loss = with_backward(opt, q, model)
     assert opt.step() is None
     return loss.detach()
 
@@ -505,10 +504,8 @@ def flip_in_numpy(q, model):
 def test_a_norm_is_that_of_the_posterior_and_the_data_now(stored, edit):
     """That of a converged posterior does not outlive edits that torch does not count, of many rows too."""
     X = torch.randn(40_000, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    model, q = (
-        ngvi.GeneralizedLinear(stored(X), (X.sum(-1) > X[:, 0]).double()),
-        ngvi.CholeskyGaussian(DIM, dtype=torch.float64),
-    )
+    model = ngvi.GeneralizedLinear(stored(X), (X.sum(-1) > X[:, 0]).double())
+    q = ngvi.CholeskyGaussian(DIM, dtype=torch.float64)
     opt = ngvi.VN(q)
     while float(opt.evaluate(model).norm2) > 1e-12:
         opt.step(model)
@@ -581,10 +578,8 @@ class Shifted(GaussianNoise):
 )
 def test_another_likelihood_is_noticed(edit):
     X = torch.eye(3, dtype=torch.float64)
-    model, q = (
-        ngvi.GeneralizedLinear(X, [1.0, 2.0, 4.0], Shifted(torch.zeros(3, dtype=torch.float64))),
-        make_posterior("cholesky"),
-    )
+    model = ngvi.GeneralizedLinear(X, [1.0, 2.0, 4.0], Shifted(torch.zeros(3, dtype=torch.float64)))
+    q = make_posterior("cholesky")
     opt = ngvi.VN(q)
     before = opt.evaluate(model).loss
     spent = opt.evaluations
@@ -994,20 +989,13 @@ def test_one_backward_pass_is_one_step():
     assert distance(q, q0) < 1e-13
 
 
-def test_a_step_that_is_refused_uses_nothing_up():
+@pytest.mark.parametrize("way", ["gradients", "closure"])
+def test_a_step_that_is_refused_uses_nothing_up_and_a_closure_starts_from_clear_gradients(way):
     model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
     model.negative_elbo(q).backward()
     with pytest.raises(PairError, match="cannot try a step"):
         ngvi.VN(q).step()
-    ngvi.VN(q, lr=0.4, step_size=Constant()).step()
-    ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
-    assert distance(q, q0) < 1e-13
-
-
-def test_a_closure_starts_from_clear_gradients():
-    model, q, q0 = make_model(), make_posterior("cholesky"), make_posterior("cholesky")
-    model.negative_elbo(q).backward()
-    ngvi.VN(q, lr=0.4, step_size=Constant()).step(lambda: model.negative_elbo(q))
+    ngvi.VN(q, lr=0.4, step_size=Constant()).step(*[lambda: model.negative_elbo(q)] * (way == "closure"))
     ngvi.VN(q0, lr=0.4, step_size=Constant()).step(model)
     assert distance(q, q0) < 1e-13
 

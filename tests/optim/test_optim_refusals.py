@@ -133,6 +133,12 @@ def state_of_all_parts():
     opt.load_state_dict(old)
 
 
+def state_of_another(dim=3, batch=(), **options):
+    first, second = VN(CholeskyGaussian(3), **options), VN(CholeskyGaussian(dim, batch), **options)
+    first.step(lambda: make_model(dtype=torch.float32).negative_elbo(first.posteriors[0]))
+    second.load_state_dict(first.state_dict())
+
+
 def captured(target=log_joint, q=None, estimator=None, **options):
     CapturedStep(vn(gaussian() if q is None else q, estimator=estimator), target, **options)
 
@@ -304,6 +310,9 @@ REFUSED = {
     "closure without q": (detached_closure, ("closure's loss", "not depend on the posterior")),
     "summed losses": (closure_of_a_sum, ("(3,) posteriors", "got shape ()", "unsummed", "lr=")),
     "state of old": (state_of_all_parts, ("torchngvi 0.1", "one dict", "Load the posterior alone")),
+    "state of two": (lambda: state_of_another(batch=(2,), lr=0.1), ("posterior of another size", "other settings")),
+    "state of a longer q": (lambda: state_of_another(4), ("posterior of another size", "parts with other settings")),
+    "half precision": (lambda: vn(gaussian().half()).step(log_joint), ("torch.float16; ", "by q.float()")),
     # parts of another kind
     "flat": (lambda: vn(estimator=ifvb.Pathwise()), ("Pathwise", "CholeskyGaussian", "Stein()"), PairError),
     "class of an estimator": (lambda: vn(estimator=Stein), ("estimator", "the class Stein, not called"), PairError),

@@ -227,10 +227,8 @@ def test_named_methods_are_their_rules(method):
     """The same bits after three steps as the rule by hand; without lr steps are found by trial."""
     model = random_model("bernoulli_logit", (2,), 43).target
     q, p = (random_posterior("cholesky", (2,), seed=3) for _ in range(2))
-    named, plain = (
-        method(q, lr=1e-3, step_size=Constant()),
-        NaturalGradientVI(p, RULES[METHODS[method]](), lr=1e-3, step_size=Constant()),
-    )
+    named = method(q, lr=1e-3, step_size=Constant())
+    plain = NaturalGradientVI(p, RULES[METHODS[method]](), lr=1e-3, step_size=Constant())
     assert type(named.rule) is RULES[METHODS[method]]
     for _ in range(3):
         named.step(model)

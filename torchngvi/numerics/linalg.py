@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from torchngvi.errors import InputError
+
 _SMALL = 64  # D up to which blocks cost more than they save
 _BLOCKS = 4  # of a symmetric or a triangular product: 5/8 of the multiplications
 _LARGE = 256  # D from which a triangular product by blocks is faster
@@ -25,6 +27,8 @@ def cholesky(
     matrix: Tensor,  # (*batch, D, D), symmetric
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked."""
+    if matrix.dtype in (torch.float16, torch.bfloat16):
+        raise InputError(f"torch factors no matrices in {matrix.dtype}; convert the posterior by q.float()")
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
     # a NaN or an infinity anywhere reaches the diagonal, which is positive elsewhere
     return factor, info < (factor.diagonal(dim1=-2, dim2=-1).sum(-1) < torch.inf)  # 0 < 1, and else not

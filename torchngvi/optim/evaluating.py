@@ -360,6 +360,13 @@ def converted(state: State, like: Tensor) -> State:
     return new
 
 
+def fits(fresh: Any, loaded: Any) -> bool:
+    """Say whether two states have tensors of the same shapes under the names that both have."""
+    if isinstance(fresh, dict):
+        return all(fits(value, loaded[name]) for name, value in fresh.items() if name in loaded)
+    return getattr(fresh, "shape", None) == getattr(loaded, "shape", None)
+
+
 def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
     if isinstance(fresh, dict):
         return fresh | loaded | {name: _in_dtypes_of(fresh[name], loaded[name]) for name in fresh if name in loaded}
@@ -723,13 +730,16 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             state_dict: the state of an optimizer with the same parts and posteriors of the same shapes.
 
         Raises:
-            InputError: a state of version 0.1, in which the parts have no dicts of their own.
+            InputError: a state of version 0.1, in which the parts have no dicts of their own, or one of other shapes.
         """
         if any("rejections" in saved and "step_size" not in saved for saved in state_dict["state"].values()):
             raise InputError(
                 "this state dict is of torchngvi 0.1, where the state of all parts was one dict; here each part has "
                 "one of its own. Load the posterior alone, and go on with the optimizer as it is."
             )
+        for q, group in zip(self.posteriors, state_dict["param_groups"], strict=False):
+            if not fits(self._fresh(q), state_dict["state"].get(group["params"][0], {})):
+                raise InputError("this state is of a posterior of another size, or of parts with other settings.")
         super().load_state_dict(state_dict)  # by __setstate__
         saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
         for name, generator in self._generators().items():
