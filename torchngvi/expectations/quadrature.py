@@ -168,9 +168,8 @@ def _tensors(
 def best_pieces(count: int) -> tuple[Piece, ...]:
     """The pieces with the smallest gap ε: each the best quadratic on its interval, shifted up by its error.
 
-    The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε
-    allows; ε is such that 0 is a breakpoint.  The right half is the mirror image, from
-    log(1 + eˣ) = x + log(1 + e⁻ˣ).
+    The left tail is the constant ε up to log(e^ε - 1); each next interval is as long as 2 · error ≤ ε allows; ε is
+    such that 0 is a breakpoint.  The right half is the mirror image, from log(1 + eˣ) = x + log(1 + e⁻ˣ).
     """
     number = count // 2 - 1  # of quadratic pieces on the left
     if number == 0:

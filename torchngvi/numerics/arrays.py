@@ -22,8 +22,6 @@ _T = TypeVar("_T")
 ENTRIES_AT_ONCE = 2**24  # of a temporary tensor, 128 MB in double precision
 ENTRIES_KEPT = 2**26  # of what is kept from one evaluation to the next, 512 MB
 
-# Arrays and tables of other libraries
-
 _NUMERIC = "biufc"  # kinds of the types of NumPy and pandas: truth values and numbers
 _REMEDY = "code them by numbers, as pandas.get_dummies(table, drop_first=True) does, or leave them out"
 

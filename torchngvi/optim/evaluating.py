@@ -471,10 +471,7 @@ class Seen(NamedTuple):
 
 
 class Behind:
-    """Steps on CUDA, whose numbers are sent together behind them and counted by the host once they have arrived.
-
-    A step launches nothing for it and waits for nothing.
-    """
+    """Steps on CUDA, whose numbers are sent together behind them and counted once they have arrived, without a wait."""
 
     def __init__(self) -> None:
         self._left: list[Seen] = []
