@@ -285,7 +285,12 @@ def spelled(case: Case, kind: str) -> End:
 
 def option(case: Case, kind: str) -> End:
     """A way to write a file, one that none before has fixed."""
-    taken = set(case.write) & set(OPTIONS[kind]) or case.lines or (kind == "european" and set(STYLES) & set(case.ends))
+    taken = (
+        "newline" in case.ends
+        or set(case.write) & set(OPTIONS[kind])
+        or case.lines
+        or (kind == "european" and set(STYLES) & set(case.ends))
+    )
     if not case.file or taken:
         return None
     case.write |= OPTIONS[kind]
@@ -361,7 +366,7 @@ def booleans(case: Case) -> End:
 
 def newline(case: Case) -> End:
     """A line that ends within a cell."""
-    if not (name := case.pick("text", *["site"] * ("site" in case.groups))) or case.lines:
+    if not (name := case.pick("text", *["site"] * ("site" in case.groups))) or case.lines or case.write:
         return None
     case.messy[name] = [f"{text}\nN" for text in case.messy[name]]
     return "right", ""
@@ -409,7 +414,7 @@ def constant(case: Case) -> End:
     if not (name := case.pick("number", "text")):
         return None
     case.messy[name] = case.messy[name].iloc[0]
-    return "refused note", name
+    return "refused note", f"{name}|no column differs"
 
 
 def added(case: Case, name: str, values: Callable[[pd.DataFrame], Any]) -> None:

@@ -244,6 +244,8 @@ def test_a_marginal_effect_of_no_column_is_refused_before_the_fit(ship, capsys, 
     flags = ("--data", "ship.csv", "--formula", "survived[yes] ~ sex + deck", "--marginal", "sexx")
     assert run(*flags) == 2
     assert "the columns are deck, sex, survived; got 'sexx'. Did you mean 'sex'?" in capsys.readouterr().err
+    assert run(*flags[:-1], "sex,deck") == 2
+    assert "Separate them by spaces, --marginal sex deck." in capsys.readouterr().err
 
 
 @pytest.mark.accuracy

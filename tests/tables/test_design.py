@@ -155,6 +155,11 @@ class TestFactors:
             assert tuple(effect for factor in factors for effect in factor.effects) == wanted
         assert made(f"y ~ {effects}", table).design.names == wanted
 
+    @pytest.mark.parametrize("bar", ["1 - 1 |", "1 + 0 |", "1 - 1 ||"])
+    def test_nothing_that_varies(self, table, bar):
+        with pytest.raises(InputError, match=r"In \(1 - 1 \| group\) nothing varies"):
+            made(f"y ~ x + ({bar} group)", table)
+
     def test_crossed(self, table):
         factors = made("y ~ x + (1 | group) + (1 | half)", table).design.factors
         assert [factor.name for factor in factors] == ["group", "half"]

@@ -294,6 +294,10 @@ class TestProducts:
 @pytest.mark.parametrize("family", ["gaussian", "student_t", "gamma", "lognormal", "weibull", "beta"])
 def test_an_outcome_that_is_constant_is_refused(family):
     value = 0.3 if family == "beta" else 3
+    table = visits().assign(w=lambda t: t.x.abs().round(2), y=lambda t: 0.1 + t.w if family == "gaussian" else value)
+    if family == "gaussian":
+        with pytest.raises(InputError, match="so that there is no residual sd to be learned"):
+            mixed("y ~ z + offset(w)", table.assign(z=np.arange(90) % 7))
     with pytest.raises(InputError, match=f"the outcome is {value} in all 90 rows, so that there is no"):
         mixed("y ~ x + (1 | g)", visits().assign(y=value), family)
 
@@ -360,6 +364,11 @@ def test_separation_of_ordered_categories(cuts):
     table = pd.DataFrame({"x": x, "z": np.roll(x, 1), "y": np.digitize(x, cuts)})
     result = mixed("y ~ x + z", table, "ordinal").fit(**QUICK)
     assert result.remarks[0].startswith("x separates the classes (complete separation)")
+    trials = table.assign(y=np.where(x > 0, 9, 0), n=9)
+    for successes, said in ((9, True), (5, False)):  # in the row of the largest x
+        trials.loc[x.argmax(), "y"] = successes
+        remarks = mixed("prop(y, n) ~ x + z", trials, "binomial").fit(**QUICK).remarks
+        assert any("x separates the classes (complete separation)" in remark for remark in remarks) == said
     table["y"] = np.digitize(x, [0.0]) + (x > 0) * (table.z > 0)  # separated at one threshold, and not at the other
     assert not any("separat" in remark for remark in mixed("y ~ x + z", table, "ordinal").fit(**QUICK).remarks)
 

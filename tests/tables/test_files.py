@@ -160,7 +160,6 @@ def test_cells_that_are_refused(case):
 
 NOTED = {  # entries that a table may have, of which something should be said
     "case": (["Aa", "Bb", "AA"], "entries that differ only in case or spaces, 'Aa', 'AA', and are taken as different"),
-    "spaces within": (["A a", "Bb", "Aa"], "entries that differ only in case or spaces, 'A a', 'Aa'"),
     "missing": (["Aa", "Bb", "-"], "holds '-' in 26 of 80 rows, as missing entries are written"),
     "empty": (["Aa", "Bb", " n.a. "], "holds 'n.a.' in 26 of 80 rows, as missing entries are written"),
 }
@@ -527,6 +526,13 @@ BAD_FILES = {
         "columns, such as x1;x2.",
     ),
     "ragged csv": ("a.csv", "a,y\n1,2\n1,2,3\n", (), "cannot be read as a table: Error tokenizing data"),
+    "a comment": (
+        "a.csv",
+        "# by, hand\na,b,y\n1,2,3\n2,1,4\n",
+        (),
+        "the first line of 'a.csv' is '# by, hand', and not",
+    ),
+    "a title": ("a.csv", "Table 1\na,y\n1,2\n2,1\n", (), "the first line of 'a.csv' is 'Table 1', and not the names"),
     "no rows": ("a.csv", "a,y\n", (), "has column names and no rows"),
     "wrong target": ("a.csv", "age,Y2\n1,2\n", (), "target column 'y' is not in the data. Did you mean 'Y2'?"),
     "wrong weights": ("a.csv", "a,y\n1,2\n", ("--weights", "w"), "weights column 'w' is not in the data."),

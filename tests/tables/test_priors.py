@@ -395,6 +395,12 @@ class TestNames:
         with pytest.raises(InputError, match=sentence):
             settled(design(*data), priors=priors)
 
+    @pytest.mark.parametrize("name", ["sd", "cor", "size"])
+    def test_a_column_of_the_name_of_others(self, data, name):
+        of = design(data[0], torch.arange(len(data[0])).double())._replace(names=("Intercept", name))
+        with pytest.raises(InputError, match=f"priors names '{name}', which is a column and also a"):
+            settled(of, "negative_binomial", {name: Normal()})
+
     def test_correlations_of_one_effect(self, data):
         with pytest.raises(
             InputError, match=r"priors names cor\|g, of which this model has none; it has .*1\|g, sd, r"

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from shlex import quote
+from shlex import join, quote
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -62,6 +62,10 @@ def run(s: Settings, overwrite: bool) -> TableResult:
         model, note, priors = _with_priors(model, s, made.columns)
         assert model.formula is not None
         for column in s.marginal:  # before a fit that may take long
+            if len(parts := column.split(",")) > 1 and {*parts} <= {*model.formula.table}:
+                raise InputError(
+                    f"--marginal {column} is no column. Separate them by spaces, --marginal {join(parts)}."
+                )
             effects.check_column(column, model.formula.table)
         draws = s.draws
         if draws is None and not model.design.factors:

@@ -118,7 +118,7 @@ def _readable(path: Path, what: str, read: Callable[[], Any]) -> Any:
         raise InputError(f"{str(path)!r} is empty: a table needs a line of column names, and rows.") from error
     except Exception as error:  # at a broken file a reader raises anything
         said = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}.") from error
+        raise InputError(f"{str(path)!r} cannot be read as {what}: {said.rstrip('.')}. Correct the file.") from error
 
 
 # ------------------------------------------------------------------------------------ text
@@ -196,6 +196,12 @@ def dialect(text: str, usual: str, name: str, most_lines: int = 50) -> Dialect:
         raise InputError(
             f"{name!r} has no line of column names: its first line is {lines[0][:60]!r}. Put a line in front with one "
             f"name for each of the {len(rows[0])} columns, such as {names}."
+        )
+    first, second = (any(map(_NUMBER.fullmatch, row)) for row in rows[1:3]) if len(rows) > 2 else (False, False)
+    if second and not first and len(rows[0]) < len(rows[1]) == len(rows[2]):
+        raise InputError(
+            f"the first line of {name!r} is {lines[0][:60]!r}, and not the names of the columns, which seem to be in "
+            "the second. Delete it."
         )
     if rows:
         check_names(rows[0])

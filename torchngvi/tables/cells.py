@@ -597,7 +597,11 @@ def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
     """What is wrong with columns that miss values: a sentence, or nothing."""
     counts = {name: int(frame[name].isna().sum()) for name in names}
     found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
-    return [f"The table misses values: {found}. Leave those rows out, table.dropna(), or impute them."] if found else []
+    if not found:
+        return []
+    row = int(frame[list(names)].isna().any(axis=1).to_numpy().argmax())
+    advice = f"Leave those rows out, table.dropna(), or impute them. The first is row {row}, counted from 0."
+    return [f"The table misses values: {found}. {advice}"]
 
 
 _CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(ward), C(ward, Sum)

@@ -405,6 +405,8 @@ def _resolver() -> Any:
             if expr.operator.kind != "PIPE" or not negated:
                 return super().visitBinaryExpr(expr)
             found = left.accept(self)
+            if isinstance(found, Intercept):
+                raise InputError("In (1 - 1 | group) nothing varies. Write (1 | group), or leave the term out.")
             has = NegatedIntercept() in getattr(found, "common_terms", ())  # 0 + in front
             return (found if has else NegatedIntercept() + found) | expr.right.accept(self)
 

@@ -114,12 +114,7 @@ def check_population(population: Any) -> str:
 
 
 class Predictor:
-    """Draws of the linear predictors of some rows, and of what is predicted by them.
-
-    The effects of a group that the fit did not have, a negative number in `Factor.groups`, are drawn from N(0, Σ) once
-    for each draw, the same for all rows of that number.  Averaged over new groups, what the effects add to the
-    predictor of a row is N(0, s²) with s² = Σ_k z_kᵀΣ_k z_k, so that one rule in one dimension averages over them all.
-    """
+    """Draws of the linear predictors of some rows, and of what is predicted by them."""
 
     def __init__(
         self,

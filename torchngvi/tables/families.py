@@ -351,7 +351,8 @@ class _OfLink(Family):
     def settled(self, y: tuple[Tensor, ...], weights: Tensor, offset: Tensor) -> Self:
         """Return the family itself, after a check that an outcome with noise is not the same in all rows."""
         left = y[0][:0] if self.discrete else (LINKS[self.link](self.checked(y)[0]) - offset)[weights > 0]
-        if len(left) > 1 and bool((left == left[0]).all()):
+        rounding = 2.0**-51 * float((offset.abs().max() + left.abs().max()) * offset.any()) if len(left) else 0.0
+        if len(left) > 1 and bool(((left - left[0]).abs() <= rounding).all()):
             raise InputError(
                 f"the outcome is {float(y[0][weights > 0][0]):g} in all {len(left)} rows, so that there is no "
                 f"{self.parameters[0]} to be learned. Check which column is the outcome, and which rows are left."

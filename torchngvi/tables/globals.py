@@ -399,12 +399,8 @@ def _student(square: Tensor, dim: int, dof: float) -> Tensor:
 class Grid:
     """A proposal for one effect a group: log τ by its marginal density on a grid, the other globals given it a t.
 
-    At each point t of the grid the other globals are at their mode, with the Hessian H there by differences, and
-
-        log p(t | y) = log p(y, mode, t) - ½ log|H| + constant
-
-    by Laplace; between the points by monotone cubics (Fritsch and Carlson 1980), beyond them on the right with the
-    slope of the end, on the left with 1, since the density falls like τ itself.  Draws of t are stratified.
+    log p(t | y) = log p(y, mode, t) - ½ log|H| + constant at points of a grid, by Laplace; monotone cubics (Fritsch and
+    Carlson 1980) between them, beyond them lines with the slope of the end on the right and 1, that of τ, on the left.
     """
 
     def __init__(self, joint: LogJoint, frame: Frame, settings: FitSettings) -> None:
@@ -819,14 +815,7 @@ def holds(inner: Tensor, outer: Tensor) -> bool:  # inner (N,), outer (N,)
 
 
 def chain_of(factors: Sequence[Factor]) -> tuple[int, ...]:
-    """Find the chain of nested factors, leaves first, that leaves the fewest effects in the root.
-
-    >>> one = torch.ones(4, 1)
-    >>> groups = {"school": [0, 0, 1, 1], "class": [0, 1, 2, 3], "teacher": [0, 1, 0, 1]}
-    >>> factors = [Factor(k, ("1",), tuple(map(str, set(g))), one, torch.tensor(g)) for k, g in groups.items()]
-    >>> chain_of(factors)
-    (1, 0)
-    """
+    """Find the chain of nested factors, leaves first, that leaves the fewest effects in the root."""
     sizes = [len(of.levels) * of.Z.shape[1] for of in factors]
     order = sorted(range(len(factors)), key=lambda k: -len(factors[k].levels))
     chains = []
@@ -971,10 +960,7 @@ class _Linear(NamedTuple):
 
 
 class ByLaplace(LogJoint):
-    """log p(y, θ) of a design with K ≥ 1 factors, all constants included, by Laplace's approximation or corrected.
-
-    A value costs one factorisation of a matrix in the pattern of the forest.
-    """
+    """log p(y, θ) of a design with K ≥ 1 factors, all constants included, by Laplace's approximation or corrected."""
 
     def __init__(
         self,

@@ -93,10 +93,7 @@ class Valued(NamedTuple):
 
 
 class LogJoint(ABC):
-    """A log joint of the globals that carries modes of the effects from one value to the next: abstract.
-
-    `torchngvi.tables.globals.search` finds the mode of any of them.
-    """
+    """A log joint of the globals that carries modes of the effects from one value to the next: abstract."""
 
     scales: int  # the place from which on coordinates are logarithms of scales, or others of their like
     together: int  # draws that are evaluated in one call, so that tables of modes are not large

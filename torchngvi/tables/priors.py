@@ -619,11 +619,20 @@ class _Asked:
     def __init__(self, given: Mapping[str, "Prior | str"], flat: float) -> None:
         self.given = {_bare(name): (name, prior) for name, prior in given.items()}
         self.flat, self.used, self.found = flat, set[str](), dict[str, None]()
+        self.meant: dict[str, tuple[str, bool]] = {}
 
-    def prior(self, *names: str) -> "Prior | str":
+    def prior(self, what: str, *names: str) -> "Prior | str":
         """The prior of the first of the names that is there; "default" of none."""
         there = [name for name in map(_bare, names) if name in self.given]
         self.used.update(there)
+        for name in there[:1]:
+            meant = (what, len(names) > 1 and name == _bare(names[-1]))  # all of a kind, or one
+            if self.meant.setdefault(name, meant) != meant:
+                also = {"b": "all coefficients", "sd": "all sds over groups", "cor": "all correlations"}.get(name)
+                raise InputError(
+                    f"priors names {self.given[name][0]!r}, which is a column and also "
+                    f"{also or 'a parameter of the family'}. Rename the column, so that the two can be told apart."
+                )
         prior = self.given[there[0]][1] if there else "default"
         if prior != "default":
             self.found[names[0]] = None
@@ -631,7 +640,7 @@ class _Asked:
 
     def real(self, names: tuple[str, str], intercept: bool, mean: float, sd: float, scale: float) -> Prior:
         """The prior of a coefficient, by its name or by that of its column."""
-        name, prior = names[0], self.prior(*dict.fromkeys((*names, "Intercept" if intercept else "b")))
+        name, prior = names[0], self.prior("b", *dict.fromkeys((*names, "Intercept" if intercept else "b")))
         if isinstance(prior, str):
             return Normal(mean, self.flat / scale if prior == "flat" else sd)
         return _of_support(name, "a coefficient", prior, "real", "Normal(0, 1)")
@@ -639,14 +648,14 @@ class _Asked:
     def spread(self, name: str, width: float, scale: float) -> Prior:
         """The prior of a standard deviation over groups."""
         own = (f"Intercept{name[1:]}",) if name.startswith("1|") else ()
-        prior = self.prior(name, *own, "sd")
+        prior = self.prior("sd", name, *own, "sd")
         if isinstance(prior, str):
             return HalfT(scale=self.flat / scale if prior == "flat" else width)
         return _of_support(name, "a standard deviation", prior, "positive", "HalfT(3, 1)")
 
     def correlation(self, factor: str, effects: int) -> LKJ:
         """The prior of the correlations of the effects of a factor."""
-        prior = self.prior(f"cor|{factor}", "cor") if effects > 1 else "default"
+        prior = self.prior("cor", f"cor|{factor}", "cor") if effects > 1 else "default"
         if isinstance(prior, str):
             return LKJ(1.0)
         found = _of_support(f"cor|{factor}", "a matrix of correlations", prior, "correlation", "LKJ(2)")
@@ -656,7 +665,7 @@ class _Asked:
     def parameter(self, name: str, default: Any) -> Any:
         """The prior of a parameter of the likelihood."""
         stem = re.sub(r"[\s\[]*\d+\]?$", "", name)
-        prior = self.prior(name, *((stem, f"{stem}s") if stem != name else ()))
+        prior = self.prior("", name, *((stem, f"{stem}s") if stem != name else ()))
         if prior == "default":
             return default
         examples = {"real": "Normal(0, 1)", "positive": "HalfT(3, 1)", "share": "Beta(1, 1)"}

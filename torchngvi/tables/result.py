@@ -675,6 +675,10 @@ class TableResult:
                     said.setdefault(line, []).append(label)
             first = f" against {self.outcomes[0]}: " if self.family.nominal else ""
             lines += [f"{listed(labels)}{first}{line}" for line, labels in said.items()]
+        if "trials" in self.family.extra:  # the rows with a success, and those with a failure
+            some = here & (rows.y[0] > 0), here & (rows.y[0] < rows.y[1])
+            X = torch.cat([rows.X[part] for part in some])
+            lines += describe_separation(rows.names, separating(X, torch.arange(len(X)) < some[0].sum()))
         if self.family.outcomes and not self.family.intercept:  # ordered: what separates them at every threshold
             cuts = [separating(rows.X[here], rows.y[0][here] >= k) for k in range(1, len(self.family.outcomes))]
             found = (sorted(set.intersection(*map(set, places))) for places in zip(*cuts, strict=True))
