@@ -336,6 +336,7 @@ def test_identifiers_are_noted():
     days = table[["x", "y"]].assign(day=[20200131 + 100 * (k % 9) - 3 for k in range(80)])
     for text in (of_table(days)[1], by_formula(days.assign(day=days.day.astype(str)), "y ~ center(day)")[1]):
         assert "olumn 'day' reads as dates, such as 20200128, and is taken as a measurement" in text
+    assert "column 'id' is a whole number" in by_formula(table.astype(object), "y ~ x + id")[1]
     zips = table[["x", "y"]].assign(zip=[f"{k % 9:05d}" for k in range(80)])
     assert "column 'zip' has entries that a zero leads, as codes have" in of_table(zips)[1]
 

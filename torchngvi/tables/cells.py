@@ -350,8 +350,10 @@ def _without_objects(column: Any) -> tuple[Any, Any]:
     if len(cells) and all(isinstance(cell, bool | np.bool_) for cell in cells):
         return (column, cells.astype(str)) if len(cells) < len(column) else (column.astype(bool), None)
     if len(cells) and all(isinstance(cell, int | float | decimal.Decimal | np.number) for cell in cells):
-        wide = any(isinstance(cell, int) and abs(cell) >= 2**63 for cell in cells)
-        return (column, cells.astype(str)) if wide else (column.where(column.notna(), np.nan).astype(np.float64), None)
+        if any(isinstance(cell, int) and abs(cell) >= 2**63 for cell in cells):
+            return column, cells.astype(str)
+        whole = column.infer_objects()
+        return whole if is_number(whole) else column.where(column.notna(), np.nan).astype(np.float64), None
     if len(cells) and all(isinstance(cell, datetime.date | datetime.time) for cell in cells):
         return column, cells.map(lambda cell: cell.isoformat())
     return column, cells.astype(str)
@@ -595,13 +597,11 @@ def check_there(frame: Any, names: Sequence[str], asking: str = "The formula") -
 
 def of_missing(frame: Any, names: Sequence[str]) -> list[str]:
     """What is wrong with columns that miss values: a sentence, or nothing."""
-    counts = {name: int(frame[name].isna().sum()) for name in names}
-    found = ", ".join(f"{count} of {name}" for name, count in counts.items() if count)
-    if not found:
-        return []
-    row = int(frame[list(names)].isna().any(axis=1).to_numpy().argmax())
-    advice = f"Leave those rows out, table.dropna(), or impute them. The first is row {row}, counted from 0."
-    return [f"The table misses values: {found}. {advice}"]
+    gaps = frame[list(names)].isna()
+    found = ", ".join(f"{count} of {name}" for name, count in gaps.sum().items() if count)
+    first = gaps.to_numpy().any(1).argmax() if found else 0
+    advice = f"Leave those rows out, table.dropna(), or impute them. The first is row {first}, counted from 0."
+    return [f"The table misses values: {found}. {advice}"] if found else []
 
 
 _CODED = re.compile(r"\b[CST]\(\s*`?([^`,()]+?)`?\s*[,)]")  # the column of C(ward), C(ward, Sum)

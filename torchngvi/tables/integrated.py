@@ -449,10 +449,7 @@ class Integrated(LogJoint):
 
     @torch.no_grad()
     def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """The mean and a root of the covariance of the Gaussian nearest to a posterior without effects.
-
-        Natural-gradient steps are Newton's with expectations in the place of values (Opper and Archambeau 2009).
-        """
+        """Find the mean and a root of the covariance of the nearest Gaussian, without effects (Opper and Archambeau 2009)."""
         p, settings = self.coordinates.p, self.settings
         z, log_w = normal_rule(settings.nearest_nodes, 1, theta)
         H = self.curvature(theta, self.start()[1])

@@ -545,14 +545,7 @@ def _of_sd(effect: str, factor: str) -> str:
 def settle(
     design: Design, family: Family, coordinates: Coordinates, priors: "Mapping[str, Prior | str] | str | None" = None
 ) -> Priors:
-    """Settle the priors of a model: the defaults in the units of its data, and those that a user names.
-
-    "flat" is for priors of coefficients and standard deviations that are 4,000 times wider, which say nothing. Names
-    are those of the coefficients ("Intercept" at the means of the columns; of categories "label: column", or the column
-    for all of them), "b" for all coefficients but the intercept, "1|g" and "x|g" for standard deviations over groups,
-    "sd" for all of them, "cor|g" and "cor" for correlations, and the parameters of the family, such as "residual sd".
-    The more particular name counts.
-    """
+    """Settle the priors of a model: the defaults in the units of its data, and those that a user names."""
     given = _read(priors)
     locations, unit = locations_and_unit(design, family, coordinates.columns)
     width = WIDTHS["flat" if isinstance(priors, str) and priors == "flat" else "default"] * unit
