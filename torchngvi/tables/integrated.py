@@ -449,7 +449,7 @@ class Integrated(LogJoint):
 
     @torch.no_grad()
     def nearest(self, theta: Tensor, root: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
-        """Find the mean and a root of the covariance of the nearest Gaussian, without effects (Opper and Archambeau 2009)."""
+        """The nearest Gaussian, its mean and a root of its covariance, without effects (Opper and Archambeau 2009)."""
         p, settings = self.coordinates.p, self.settings
         z, log_w = normal_rule(settings.nearest_nodes, 1, theta)
         H = self.curvature(theta, self.start()[1])
