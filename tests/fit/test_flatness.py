@@ -145,10 +145,7 @@ def not_nearer(text, q):
 
 @pytest.mark.parametrize("family", [CholeskyGaussian, DiagonalGaussian])
 def test_along_the_valley_of_a_funnel(family):
-    """Mean and standard deviations move together in a direction where the ELBO is flat; the best q given E[v] = a.
-
-    Its gap is ½a², and its gradient that of v alone: the squared norm is a² Var(v), here 1/25 of what it ought to be.
-    """
+    """Mean and standard deviations move together in a direction where the ELBO is flat; the best q given E[v] = a."""
     a, n = 0.4, 49
     v = 1 / (1 + 0.5 * n)
     scale = torch.full((n + 1,), math.exp(0.5 * (a - 0.5 * v)), dtype=F64)
@@ -197,10 +194,7 @@ def test_the_noise_of_a_mean_field_is_that_over_seeds(pairs, most):
     ("norms", "left"), [([2.0, 0.5], 1 / 3), ([2.0, 1.6, 1.0], 0.3129630), ([2.0, 1.6, 1.7], 0.7), ([4.0, 0.9], 0.5)]
 )
 def test_a_mean_of_minima_is_no_better_than_its_share_of_the_noise(norms, left):
-    """Of k sets noise²/k is left at least, though norm² - noise² of the last be negative.
-
-    noise² is 1 by each average, and by the sets the mean of norm² / (1 + 1/k), of which the smaller counts.
-    """
+    """Of k sets noise²/k is left at least, though norm² - noise² of the last be negative."""
     q = CholeskyGaussian(50, dtype=F64)
     descent = Descent(q, Guarded(LogJoint(funnel)), 0, 0.1, EngineSettings())
     descent.draws, descent.optimizer = 102, VN(q)

@@ -568,10 +568,7 @@ def test_a_collapsed_mode_is_no_start():
 
 
 def test_values_say_how_far_to_go_on_along_a_valley():
-    """A ridge that rises slowly for hundreds of standard deviations: one look along the last move ends near its top.
-
-    Of mirrored draws a quadratic has the same gain whatever they are: of the places at 2 + 3^k the best is found.
-    """
+    """A ridge that rises slowly for hundreds of standard deviations: one look along the last move ends near its top."""
 
     def ridge(theta):
         return -0.5 * ((theta[..., 0] - 400) / 100).square() - 0.5 * theta[..., 1].square()

@@ -580,6 +580,13 @@ def test_a_warning_where_nobody_can_tell():
     assert refined.second.word == "not examined"
 
 
+def test_a_mean_field_is_refined_after_its_correlations():
+    with pytest.warns(RefinementWarning, match="NOT the posterior: .* Fit a CholeskyGaussian, .* and refine that"):
+        refine(
+            DiagonalGaussian(2, dtype=torch.float64), lambda x: -2 * x.square().sum(-1) - 3.8 * x.prod(-1), "mixture"
+        )
+
+
 def test_weighted_draws_are_compared_with_fresh_ones():
     refined = refine(gaussian(*best_of_log_gamma(1.0, 3)), log_gamma(1.0), "importance")
     assert refined.second.sampled.draws >= 4096

@@ -193,6 +193,14 @@ def test_modes_from_elsewhere():
     assert other.share == pytest.approx(0.5, abs=1e-3)
 
 
+def test_a_mode_that_is_nearer_than_draws_of_q_in_many_dimensions():
+    q = CholeskyGaussian(20, mean=3 * torch.eye(20, dtype=F64)[0], dtype=F64)
+    target = LogJoint(lambda x: two_normals(3.0)(x[..., :1]) - 0.5 * x[..., 1:].square().sum(-1))
+    modes = [find_mode(target, at * q.mean, 1000) for at in (1.0, -1.0)]
+    verdict = examine(q, target, modes=modes)
+    assert (verdict.word, verdict.modes[0].share) == ("does not fit", pytest.approx(0.5, abs=1e-3))
+
+
 def test_modes_near_draws_of_large_weight():
     q = CholeskyGaussian(2, mean=3.0, dtype=F64)
     verdict = examine(q, two_normals(3.0), modes=())  # draws of the wide proposal come near, and have such weights
@@ -526,6 +534,9 @@ def test_draws_without_a_density():
     text = str(Verdict("fits", (), Q, None, sampled, (), Effort(0, 0, 0, ())))
     assert "\n  some draws of q are where the log joint has no value; importance weights of q: worth" in text
     assert "inf nats" not in text
+    then = Verdict("does not fit", (), Q, None, sampled, (), Effort(0, 0, 0, ())).next  # `refine` refuses such a q
+    assert "the logarithm of a scale" in then
+    assert "refine" not in then
 
 
 def test_the_table():

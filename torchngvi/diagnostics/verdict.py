@@ -8,8 +8,7 @@ A fit that has converged has found the best Gaussian.  Five numbers speak of the
     other modes           where draws of q never come
 
 Limits are on the logarithm of a standard deviation: a fit is called wrong where one is off by more than 30 per cent,
-log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.  A lower bound
-is no estimate: where a standard deviation is at least 30 per cent too small, q does not fit.
+log 1.3 = 0.26, or a mean by more than 0.3 of them.  As no estimate decides at one limit, there are two.
 """
 
 import math
@@ -40,7 +39,7 @@ from torchngvi.errors import InputError
 from torchngvi.expectations.draws import Fixed
 from torchngvi.interfaces import Target
 from torchngvi.messages import install
-from torchngvi.mode import Mode, distinct_modes, find_modes, number_of_starts, starting_points
+from torchngvi.mode import Mode, distinct, distinct_modes, find_modes, number_of_starts, starting_points
 from torchngvi.models.factors import FAILING, VALUE, Guarded
 from torchngvi.models.log_joint import FullPrecision, WarpedTarget, as_target, read_gaussian, read_posterior, unwarped
 from torchngvi.numerics.arrays import tracked, writable
@@ -82,7 +81,7 @@ class ExaminationLimits:
     widest: int = 2000  # dimensions up to which M, of third derivatives, is formed
     searched: int = 60  # dimensions below which other modes are searched for
     starts: tuple[int, int] = (2, 8)  # of that search, at least and at most
-    far: float = 4.0  # sds of q by which another mode is away from q at least, or 2 √D where that is more
+    far: float = 4.0  # sds of q by which another mode is away from q, or 2 √D if no mode is near that it is apart from
     faint: float = 5.0  # nats below the ELBO down to which another mode counts
 
 
@@ -453,7 +452,9 @@ class Verdict:
         if self.modes:
             return 'try torchngvi.refine(q, log_joint, kind="mixture"), with a Gaussian at each mode'
         others = self.coordinates or "other coordinates of the parameters"
-        then = f"try {others}" if self.family == FAN else f"try torchngvi.refine(q, log_joint), or {others}"
+        off = self.sampled is not None and self.sampled.from_q.nats == math.inf  # `refine` begins at draws of q too
+        others += off * " without bounds, as the logarithm of a scale or the logit of a share"
+        then = f"try {others}" if off or self.family == FAN else f"try torchngvi.refine(q, log_joint), or {others}"
         if self.word == ABOUT and any(_SMALL in reason or _MEAN in reason for reason in self.reasons):
             then += ", before you rely on standard deviations or means"
         elif self.word == ABOUT:
@@ -1121,7 +1122,10 @@ class _Examination:
         measured = [(mode, float(q.whiten(mode.theta - q.mean).norm())) for mode in modes]
         if not math.isfinite(elbo):
             elbo = max((mode.log_evidence for mode, apart in measured if apart <= far), default=-math.inf)
-        kept = distinct_modes((mode for mode, apart in measured if apart > far), elbo - LIMITS.faint)
+        measured.sort(key=lambda one: one[1])
+        home = measured[:1]  # the mode of q itself, where it is near
+        beside = (one for one, at in measured for own, near in home if at > LIMITS.far > near and distinct(one, own))
+        kept = distinct_modes([*beside, *(mode for mode, apart in measured if apart > far)], elbo - LIMITS.faint)
         evidence = torch.tensor([elbo, *(mode.log_evidence for mode in kept)], dtype=torch.float64, device="cpu")
         return tuple(
             OtherMode(mode.theta, mode.log_evidence, float(q.whiten(mode.theta - q.mean).norm()), share)

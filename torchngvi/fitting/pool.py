@@ -11,8 +11,6 @@ where at the mean of k minima |∇L|² is noise²/k, and so norm² / (1 + 1/k) i
 
 Draws at which the log joint fails or is NaN where the minimisation begins give way to others, with their mirror images:
 one in twenty at most.  The set is then the same to the end, and a step to where others fail is a rejected one.
-
-A log joint in factors, under a q over their forest, is seen factor by factor, by draws of each clique.
 """
 
 import math

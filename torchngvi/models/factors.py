@@ -464,7 +464,7 @@ class Guarded(Target):
         self._same = torch.zeros((), device="cpu")
         self._answered = 0  # the most draws at once
         self._differentiable = False  # a gradient was had
-        self.doubted = False  # whether the next gradients show that each value is of one draw, where draws differ
+        self.doubted = True  # whether the next gradients show that each value is of one draw, where draws differ
         self._count, self._last = 0, ""
         self._calls = 0  # left for the present batch
         self.gradients = self.values = 0  # draws at which a gradient was wanted, and at which none was

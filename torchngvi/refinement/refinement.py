@@ -37,6 +37,7 @@ from torchngvi.refinement.fan import (
 
 KINDS = ("fan", "mixture", "importance")
 _ADVICE = " Try other coordinates of the parameters, more starts, or Markov chains."
+_FULL = " Fit a CholeskyGaussian, which has all correlations, and refine that."
 
 # -------------------------------------------------------------------------------- a Gaussian at each mode
 
@@ -423,7 +424,8 @@ def refine(
         refining.modes = [mode.mean for mode in getattr(getattr(result_or_q, "verdict", None), "modes", ())]
         refined = refining.run(kind, coordinate, starts)
     if refined.second.doubtful:
-        warn(f"refine, {refined.kind}: {refined.second}{_ADVICE}", RefinementWarning)
+        whole = q.structure.widest == q.dim or joint.target.pattern == q.structure
+        warn(f"refine, {refined.kind}: {refined.second}{_ADVICE if whole else _FULL}", RefinementWarning)
     return refined
 
 

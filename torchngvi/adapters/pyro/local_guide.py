@@ -12,8 +12,6 @@ u = 1, t = 0, because each term has a latent vector b_i of its own:
 
     E[ℓ_i] = ∂L/∂u_i        E[∇ℓ_i] = ∂²L/∂u_i∂t        E[∇²ℓ_i] = ∂³L/∂u_i∂t∂t.
 
-The cost does not depend on the number of members beyond one run of the model, so that a model is run as it is written.
-
 The bound, with each member at its best given q(g), is a function of q(g) alone, as in `torchngvi.models.mixed_batches`,
 here with expectations over draws that a batch keeps from pass to pass.  `fit_guide` goes through the plate once, where
 q(g) takes steps on each batch: what the batches before have said of g, by their slopes g* and curvatures H* where q(g)

@@ -8,9 +8,6 @@ What a term reads together is joined in the precision of the posterior.  Of two 
 read with one member of the other only: its parent in the forest (Webb, Golinski, Zinkov, Naesseth, Rainforth, Teh and
 Wood 2018).  The latents of a plate whose members a term joins stay together one level above; of plates that cross the
 smaller is shared.
-
-Where the model can be run so that shared latents have a value for each member, the log joint is a sum over the nodes of
-the forest: every member has draws of its own.  That this is so is tried and not assumed.
 """
 
 import copy
