@@ -7,11 +7,13 @@ import re
 
 import pytest
 import torch
-from helpers import seeded
+from helpers import raises, seeded
 
 from torchngvi import CholeskyGaussian, GeneralizedLinear, NaturalGaussian, NaturalGradientVI, fit, ifvb
 from torchngvi.errors import InputError, PairError
 from torchngvi.methods import RootGD
+from torchngvi.posteriors.flat import Dirichlet
+from torchngvi.registry import FLAT_POSTERIORS, POSTERIORS
 from torchngvi.rules import ExponentialAverage, NaturalGradient, RootGradient
 from torchngvi.stepsizes import Clip, Constant, KLRadius, Shortest
 from torchngvi.structures import Dense, arrow
@@ -45,6 +47,18 @@ def test_conversion_keeps_the_tensors():
     opt.step(log_joint)
     assert opt.memory["metric"]["P"].dtype == torch.float32
     assert opt.rejections == 0
+
+
+KINDS = [*POSTERIORS.values(), *(q.standard for q in FLAT_POSTERIORS.values()), lambda _: Dirichlet(torch.ones(3))]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_log_prob_of_points_of_another_width_or_dtype(make):
+    q = make(3)
+    theta = q.sample(5, seeded())
+    torch.testing.assert_close(q.log_prob(theta.double()).float(), q.log_prob(theta))
+    with raises("theta must end in D = 3; got shape (5, 1)."):
+        q.log_prob(theta[:, :1])
 
 
 def test_exact_natural_gradients_need_no_metric():

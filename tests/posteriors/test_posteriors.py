@@ -187,7 +187,7 @@ class TestConformance:
 
     @samples
     def test_log_prob(self, name, batch, sample):
-        """Value and ∂/∂θ against torch.distributions."""
+        """Value and ∂/∂θ against torch.distributions; θ without batch dimensions is the same point for every member."""
         q, theta = random_posterior(name, batch), randn(*sample, *batch, DIM, seed=10).requires_grad_()
         actual, expected = q.log_prob(theta), mvn(q).log_prob(theta)
         close(actual, expected, IDENTITY)
@@ -196,11 +196,7 @@ class TestConformance:
         close(slopes[0], slopes[1], IDENTITY)
         with torch.no_grad():
             close(q.log_prob(theta), expected, IDENTITY)
-
-    def test_log_prob_of_a_shared_theta(self, name, batch):
-        """θ without batch dimensions is the same point for every member."""
-        q, theta = random_posterior(name, batch), randn(DIM, seed=10)
-        close(q.log_prob(theta), mvn(q).log_prob(theta), IDENTITY)
+            close(q.log_prob(shared := randn(DIM, seed=10)), mvn(q).log_prob(shared), IDENTITY)
 
     @pytest.mark.sparse(4)
     def test_forward_kl_gradient(self, name, batch):

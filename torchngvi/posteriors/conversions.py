@@ -101,11 +101,7 @@ class Memory:
 
 
 class RememberingPosterior(ProbedPosterior):
-    """A posterior that computes factors, roots and means from its coordinates only once: abstract.
-
-    A class has a method ``_compute_<name>`` for each such thing, and asks for it by ``_computed(name)``; a step that
-    has computed the same from new coordinates hands it over as `Tested`.
-    """
+    """A posterior that has what ``_compute_<name>`` finds, or a step hands over as `Tested`, by ``_computed(name)``."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ class PrecisionGaussian(Gaussian):
 
     def whiten(self, x: Tensor) -> Tensor:
         """Divide vectors by the root of the frame: C⁻¹ x = Tᵀ x, (*sample, *batch, D)."""
-        return self.structure.tmv(self.factor(), x)
+        return self.structure.tmv(self.factor(), x.to(self.dtype))
 
     def whitener(self) -> Structured:
         """Return T, the transpose of C⁻¹."""

@@ -35,7 +35,7 @@ from torchngvi.posteriors.flat.flat_posterior import (
     check_start,
     gammas,
 )
-from torchngvi.posteriors.shapes import Shape, normal, sizes
+from torchngvi.posteriors.shapes import Shape, check_points, normal, sizes
 
 
 class ExponentialFamily(FlatPosterior):
@@ -125,6 +125,7 @@ class ExponentialFamily(FlatPosterior):
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute log h(x) + ⟨η, T(x)⟩ - A(η)."""
+        check_points(theta, self.dim, self.point(at))
         return self.log_base(theta) + (self.statistics(theta) * self.point(at)).sum(-1) - self.log_partition(at)
 
     def score(self, theta: Tensor, at: Tensor | None = None) -> Tensor:

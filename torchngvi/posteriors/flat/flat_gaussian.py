@@ -24,7 +24,7 @@ from torchngvi.posteriors.flat.flat_posterior import (
     check_shapes,
     check_start,
 )
-from torchngvi.posteriors.shapes import Shape, fits, normal, zeros_for
+from torchngvi.posteriors.shapes import Shape, check_points, fits, normal, zeros_for
 
 
 def mean_and_scale(
@@ -123,6 +123,7 @@ class FlatGaussian(Sized):
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute -½|u|² - Σ log T_ii - (d/2) log 2π with u = T⁻¹(θ - μ)."""
+        check_points(theta, self.dim, self.point(at))
         mean, root = self.moments(at)
         u = torch.linalg.solve_triangular(root, (theta - mean)[..., None], upper=False)[..., 0]
         log_det = root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -250,10 +251,7 @@ def _scores(mean: Tensor, covariance: Tensor, theta: Tensor) -> tuple[Tensor, Te
 
 
 class CovarianceGaussian(FlatGaussian):
-    """The abstract base of q = N(μ, Σ) whose λ holds the entries of Σ: only how Σ lies in λ is left to say.
-
-    (Godichon-Baggioni, Nguyen and Tran 2023, Example 3.)
-    """
+    """The base of q = N(μ, Σ) whose λ holds the entries of Σ (Godichon-Baggioni, Nguyen and Tran 2023, Example 3)."""
 
     domain = "Sigma is positive definite"
 
@@ -421,6 +419,7 @@ class MeanFieldGaussian(FlatGaussian):
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute -½|e|² - Σ log σ - (d/2) log 2π with e = (θ - μ)/σ."""
+        check_points(theta, self.dim, self.point(at))
         mean, log_sd = self.point(at).chunk(2, -1)
         e = (theta - mean) / log_sd.exp()
         return (-0.5 * e.square() - log_sd - 0.5 * math.log(2 * math.pi)).sum(-1)
@@ -555,8 +554,9 @@ class LowRankGaussian(FactorGaussian):
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute log N(θ; μ, Σ), with |Σ| = |I + BᵀC⁻²B| Π c²."""
+        check_points(theta, self.dim, self.point(at))
         mean, B, c = self.parts(at)
-        x = (theta - mean) / c
+        x = ((theta - mean) / c).to(c.dtype)
         A = B / c[..., None]
         root = self._capacitance(A)
         inner = torch.linalg.solve_triangular(root, A.mT @ x[..., None], upper=False)
@@ -669,6 +669,7 @@ class RankOneGaussian(FactorGaussian, Sized):
 
     def log_prob(self, theta: Tensor, at: Tensor | None = None) -> Tensor:
         """Compute -½ xᵀΣ⁻¹x - ½ log|Σ| - (d/2) log 2π with x = θ - μ and log|Σ| = Σ log c² + log(1 + k)."""
+        check_points(theta, self.dim, self.point(at))
         mean, at_lam = self._constants(at)
         x = theta - mean
         log_det = at_lam.c.square().log().sum(-1) + torch.log1p(at_lam.k[..., 0])
