@@ -360,13 +360,6 @@ def converted(state: State, like: Tensor) -> State:
     return new
 
 
-def fits(fresh: Any, loaded: Any) -> bool:
-    """Say whether two states have tensors of the same shapes under the names that both have."""
-    if isinstance(fresh, dict):
-        return all(fits(value, loaded[name]) for name, value in fresh.items() if name in loaded)
-    return getattr(fresh, "shape", None) == getattr(loaded, "shape", None)
-
-
 def _in_dtypes_of(fresh: Any, loaded: Any) -> Any:
     if isinstance(fresh, dict):
         return fresh | loaded | {name: _in_dtypes_of(fresh[name], loaded[name]) for name in fresh if name in loaded}
@@ -727,7 +720,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
             state_dict: the state of an optimizer with the same parts and posteriors of the same shapes.
 
         Raises:
-            InputError: a state of version 0.1, in which the parts have no dicts of their own, or one of other shapes.
+            InputError: a state of version 0.1, in which the parts have no dicts of their own, or one of another batch.
         """
         if any("rejections" in saved and "step_size" not in saved for saved in state_dict["state"].values()):
             raise InputError(
@@ -735,8 +728,10 @@ class PosteriorOptimizer(torch.optim.Optimizer):
                 "one of its own. Load the posterior alone, and go on with the optimizer as it is."
             )
         for q, group in zip(self.posteriors, state_dict["param_groups"], strict=False):
-            if not fits(self._fresh(q), state_dict["state"].get(group["params"][0], {})):
-                raise InputError("this state is of a posterior of another size, or of parts with other settings.")
+            rejections = state_dict["state"].get(group["params"][0], {}).get("rejections", q.mean_probe[..., 0])
+            if rejections.shape != q.batch_shape:
+                batches = f"{tuple(rejections.shape)}, and q is of {tuple(q.batch_shape)}"
+                raise InputError(f"this state dict is of a posterior of the batch shape {batches}.")
         super().load_state_dict(state_dict)  # by __setstate__
         saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
         for name, generator in self._generators().items():
