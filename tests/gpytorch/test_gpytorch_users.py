@@ -101,18 +101,17 @@ class TestSeveralFunctions:
     @pytest.mark.parametrize("kind", OWN)
     @pytest.mark.parametrize("mixed", [False, True])
     def test_the_distributions_of_gpytorch(self, kind, mixed):
-        """The model ends with its own q, at the optimum by GPyTorch's own objective."""
+        """The model ends with its own q, given back without a draw, at the optimum by GPyTorch's own objective."""
         _, _, x, y = problem()
         torch.manual_seed(0)
         model = Several(kind, mixed, spread=kind is OWN[0]).double()
         likelihood = gp.likelihoods.MultitaskGaussianLikelihood(num_tasks=3 if mixed else 2).double()
         y = torch.stack([y, y.cos(), y.square()][: 3 if mixed else 2], -1)
         mll = gp.mlls.VariationalELBO(likelihood, model, num_data=N)
-        own, start = (
-            model.variational_strategy.base_variational_strategy._variational_distribution,
-            float(-mll(model(x), y).detach()),
-        )
+        own = model.variational_strategy.base_variational_strategy._variational_distribution
+        start, state = float(-mll(model(x), y).detach()), torch.get_rng_state()
         result = DOORS["train_svgp_in_batches"](model, likelihood, x, y)
+        assert torch.equal(torch.get_rng_state(), state)
         assert result.rejections == 0
         refined = refine_svgp(model, likelihood, [(x, y)], max_evaluations=30 if mixed else 1000, progress=False)
         assert refined.converged or mixed

@@ -269,12 +269,7 @@ class NetworkWeights(nn.Module):
         The mean is over the last fourth of the observations, about, the k-th weighted by k³ (Shamir and Zhang 2013),
         until it is a mean over the last 1/rate: in a short run the curvature of the beginning, where the fit is poor,
         says little about that of the end.  Processes that train together share what each observed.  What is not finite
-        is left out.
-
-        Args:
-            gradients: g, in the order of `names`; None for a parameter that is frozen, whose covariance stays.
-            scale: the number of independent labels in g.
-            rate: the smallest rate of the running mean.
+        is left out, and the covariance of a parameter that is frozen, of which g is None, stays.
         """
         self.observed += 1
         rate, at = max(rate, _LAST / (self.observed + _LAST - 1)), 0

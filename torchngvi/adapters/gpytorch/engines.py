@@ -528,7 +528,8 @@ class Rounds(Training):
     def _units(self) -> Tensor:
         """The unit in which each learnt number moves: 1, or that of a narrow input for inducing points."""
         Z, widths = self.strategy.inducing_points, self.x.reshape(-1, self.x.shape[-1]).std(0, correction=0)
-        widths = torch.where((widths > 0) & (widths < _ROUNDS.narrow), widths, 1.0).to(Z)
+        self.narrow = (widths > 0) & (widths < _ROUNDS.narrow)
+        widths = torch.where(self.narrow, widths, 1.0).to(Z)
         return torch.cat([(widths.expand_as(p) if p is Z else torch.ones_like(p)).flatten() for p in self.learnt])
 
     def rows(self, number: int, first: int | None = None) -> int:
@@ -552,10 +553,11 @@ class Rounds(Training):
         """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
         begin_periods(self.model, self.x, self.y, lambda: self._value(self._part(0)))
         before = self.first = [p.detach().clone() for p in self.learnt]
+        shorter = self.x.ndim == 2 and shorten(self.model, self.x, self.narrow, ~self.narrow)
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
-        elif longer:  # which a model that was trained before may not need
+        elif shorter or longer:  # which a model that was trained before may not need
             after, value = [p.detach().clone() for p in self.learnt], self._value(self._part(0))
             self._put(before)
             if value < self._value(self._part(0)):

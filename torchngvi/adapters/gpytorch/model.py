@@ -469,5 +469,6 @@ def _take(own: Any, lent: NaturalGradientVariationalDistribution, unwhitened: Va
         mean, root = centre + (L @ mean[..., None])[..., 0], L @ root
     covariance = CholLinearOperator(TriangularLinearOperator(root.to(own.dtype)))
     noise, own.mean_init_std = own.mean_init_std, 0.0
-    own.initialize_variational_distribution(MultivariateNormal(mean.to(own.dtype), covariance))
+    with torch.random.fork_rng([own.device] if own.device.type == "cuda" else []):  # which draws, as no file knows
+        own.initialize_variational_distribution(MultivariateNormal(mean.to(own.dtype), covariance))
     own.mean_init_std = noise
