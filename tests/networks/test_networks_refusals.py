@@ -324,6 +324,7 @@ REFUSED = {
     "calibrate, text": (lambda: calibrated([(X, Y)], largest="4"), "largest is the temperature to begin", " got '4'"),
     "calibrate, inputs": (lambda: calibrated([X]), PAIRS),
     "calibrate, a batch": (lambda: calibrated((X, Y)), PAIRS, "One batch is a loader in a list: [(x, y)]"),
+    "calibrate, dicts": (lambda: calibrated([{"x": X, "labels": Y}]), PAIRS, "[(batch, batch.pop('labels')) for batch"),
     "calibrate, nan": (lambda: calibrated([(X * math.nan, Y)]), "not finite at any"),
     "calibrate, classes": (lambda: calibrated([(X, Y + 9)]), "labels are classes from 0 to 2; got "),
     # a network that was changed afterwards, or never seen

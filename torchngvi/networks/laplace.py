@@ -149,7 +149,8 @@ def batches(loader: Iterable[Any]) -> Iterator[tuple[Any, Tensor]]:
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise InputError(
                 f"a loader of data gives pairs (inputs, labels); got a {type(batch).__name__}. "
-                "One batch is a loader in a list: [(x, y)]."
+                "One batch is a loader in a list: [(x, y)]; of batches that are dicts, whose rest the network takes by "
+                "keyword, make pairs: [(batch, batch.pop('labels')) for batch in loader]."
             )
         yield batch[0], batch[1]
 
