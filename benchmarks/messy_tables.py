@@ -301,7 +301,7 @@ def of_lines(case: Case, kind: str) -> End:
     """A file whose lines are changed, behind all that is done to its cells."""
     if not case.file or case.write or case.names or "newline" in case.ends:
         return None
-    if kind == "no names" and set(case.messy) - {*case.columns["number"], "result", "rater"}:
+    if kind == "no names" and (case.lines or set(case.messy) - {*case.columns["number"], "result", "rater"}):
         return None  # a line of cells with texts looks like names
     change, ends = LINES[kind]
     case.lines.append(change)

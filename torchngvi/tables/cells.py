@@ -285,10 +285,9 @@ def stripped(frame: Any, names: Iterable[str]) -> tuple[Any, list[str]]:
 
 def _of_spellings(name: str, column: Any) -> list[str]:
     """Notes of levels that differ only in case or spaces, and of one that stands for missing entries."""
-    alike, cells = dict[str, list[str]](), column.dropna().unique()
-    for cell in cells:
-        if isinstance(cell, str) and not _is_plain(cell):
-            alike.setdefault("".join(unicodedata.normalize("NFKC", cell).casefold().split()), []).append(cell)
+    alike, cells = dict[str, list[str]](), dict.fromkeys(column.dropna().astype(str))
+    for cell in (cell for cell in cells if not _is_plain(cell)):
+        alike.setdefault("".join(unicodedata.normalize("NFKC", cell).casefold().split()), []).append(cell)
     found = [
         f"column {name!r} has entries that differ only in case or spaces, {listed([*map(repr, some)])}, and are taken "
         "as different. If they are the same: write them alike"
@@ -446,7 +445,7 @@ def of_totals(frame: Any, fewest: int = 3) -> tuple[str, ...]:
         column = frame.iloc[:, place]
         last, above = column.iloc[-1], column.iloc[:-1]
         if getattr(column.dtype, "kind", "O") in "iuf":
-            numbers.append(above.sum() != 0 and math.isclose(last, above.sum(), rel_tol=1e-9))
+            numbers.append(pd.notna(last) and above.sum() != 0 and math.isclose(last, above.sum(), rel_tol=1e-9))
         elif isinstance(last, str) and _TOTALS.fullmatch(last):
             words |= not (above == last).any()
     if not words and (len(numbers) < 2 or not all(numbers)):
