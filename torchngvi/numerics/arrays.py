@@ -4,6 +4,7 @@ import functools
 import math
 import numbers
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from operator import is_not
 from typing import Any, ParamSpec, TypeVar
 
@@ -77,8 +78,7 @@ def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
         result, tensors, versions = made.get(key, (None, [], []))
         if result is not None and versions == [tensor._version for tensor in tensors]:
             return result
-        # they may be differentiated later, and are no part of a transform of torch.func that runs now
-        with torch.inference_mode(False), temporarily_clear_interpreter_stack():
+        with torch.inference_mode(False), outside_transforms():  # they may be differentiated later
             result = make(*args, **kwargs)
         if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
             if len(made) >= most:
@@ -88,6 +88,12 @@ def remembered(make: Callable[_P, _T], most: int = 256) -> Callable[_P, _T]:
         return result
 
     return found
+
+
+def outside_transforms(*given: Tensor) -> AbstractContextManager[Any]:
+    """Open a block outside of the transforms of torch.func that run, unless they are what some tensors belong to."""
+    belong = torch.compiler.is_compiling() or any(map(torch._C._functorch.is_functorch_wrapped_tensor, given))
+    return nullcontext() if belong else temporarily_clear_interpreter_stack()
 
 
 def faked() -> bool:

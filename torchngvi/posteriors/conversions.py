@@ -19,7 +19,7 @@ from torchngvi.interfaces import (
     known_everywhere,
     where_members,
 )
-from torchngvi.numerics.arrays import Versions, tracked
+from torchngvi.numerics.arrays import Versions, outside_transforms, tracked
 from torchngvi.numerics.linalg import cholesky, eigh
 from torchngvi.posteriors.shapes import ProbedPosterior, fits, zeros_for
 from torchngvi.structures import Dense, Diagonal, FullAlgebra, Pattern
@@ -150,7 +150,7 @@ class RememberingPosterior(ProbedPosterior):
         values = memory.values  # one thing may be computed from another, and of tensors of inference_mode none is kept
         for name in names:
             if name not in values:
-                with torch.inference_mode(False), torch.no_grad():
+                with torch.inference_mode(False), torch.no_grad(), outside_transforms(*coordinates):
                     values[name] = getattr(self, f"_compute_{name}")()
         return values
 
