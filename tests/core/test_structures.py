@@ -121,7 +121,6 @@ def test_what_is_kept_serves_later_in_whatever_mode_it_was_made(mode, monkeypatc
     for name in KEPT.split():
         monkeypatch.setattr(f"torchngvi.{name}", remembered(pkgutil.resolve_name(f"torchngvi.{name}").__wrapped__))
     x, draws, q = torch.zeros(3, dtype=DTYPE), Fixed(8), ngvi.NaturalGaussian(3, dtype=DTYPE).double()
-    q._memory.forget()
 
     def make():
         of_softplus, of_log = gaussian_integrals.softplus(x, x + 1), gaussian_integrals.log1p_square(x, x + 1)
