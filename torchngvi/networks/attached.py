@@ -221,7 +221,7 @@ class Watch:
                 if at is None:
                     found = find_scale_column(rows, gradient)
                 else:
-                    kept = (torch.linalg.vector_norm(at, math.inf, -1) > 0).sum()
+                    kept = (torch.linalg.vector_norm(at, math.inf, -1) != 0).sum()
                     found = weigh_labels(rows, take_rows(at, most), count, kept, weights)
                 if own != self._pass and all(p.grad is None for p in self.q.parameters_of_network):
                     self._found = []  # of a pass for gradients at the inputs
