@@ -299,7 +299,8 @@ def option(case: Case, kind: str) -> End:
 
 def of_lines(case: Case, kind: str) -> End:
     """A file whose lines are changed, behind all that is done to its cells."""
-    if not case.file or case.write or case.names or "newline" in case.ends:
+    first = {"comment in front", "title in front", "a line for Excel", "no names"} & set(case.ends)
+    if not case.file or case.write or case.names or first or "newline" in case.ends:
         return None
     if kind == "no names" and (case.lines or set(case.messy) - {*case.columns["number"], "result", "rater"}):
         return None  # a line of cells with texts looks like names

@@ -206,12 +206,12 @@ def test_numbers_as_texts_within_a_call(formula):
     assert by_formula(clean().assign(x=["1", "2"] * 40), "y ~ I(x == '1')")[0][:, 1].sum() == 40
 
 
-@pytest.mark.parametrize("kind", ["pyarrow", "object"])
+@pytest.mark.parametrize("kind", ["pyarrow", "object", "numpy_nullable"])
 def test_other_dtypes(kind):
     pytest.importorskip("pyarrow")
     table = clean().assign(b=lambda t: t.x > 0, day=lambda t: t.pay % 7)
-    other = table.astype(object) if kind == "object" else table.convert_dtypes(dtype_backend="pyarrow")
-    formula = "y ~ x + b + C(day) + center(pay) + (1 | town)"
+    other = table.astype(object) if kind == "object" else table.convert_dtypes(dtype_backend=kind)
+    formula = "y ~ x + b + C(day) + center(pay) + offset(log(pay)) + (1 | town)"
     np.testing.assert_array_equal(by_formula(other, formula)[0], by_formula(table, formula)[0])
     other.loc[3, "x"] = pd.NA
     assert "The table misses values: 1 of x" in by_formula(other, formula)[1]

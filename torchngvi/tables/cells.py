@@ -689,6 +689,7 @@ def as_numbers(new: Any, names: Iterable[str]) -> Any:
     faults = []
     for name in texts:
         column = found.frame[name]
+        column = column.astype(str) if getattr(column.dtype, "kind", "O") in "mM" else column
         bad = column[pd.to_numeric(column, errors="coerce").isna() & column.notna()]
         if len(bad):
             faults.append(

@@ -869,15 +869,17 @@ def _of_kinds(frame: Any, names: Sequence[str]) -> list[str]:
 
 
 def _in_order(frame: Any) -> Any:
-    """The table with ordered categories, of which formulae keeps the order, and with numbers of 64 bits."""
+    """The table with ordered categories, of which formulae keeps the order, and numbers of 64 bits as in NumPy."""
     found = {}
     for name, column in frame.items():
         kind = getattr(column.dtype, "kind", "O")
         if str(column.dtype) == "category":
             found[name] = column.cat.as_ordered()
         # an 8-bit x of 5 would make I(x - 10) 251, and a 32-bit one log(x) of seven digits
-        elif kind in "iuf" and getattr(column.dtype, "itemsize", 8) < 8 and not column.isna().any():
-            found[name] = column.astype("float64" if kind == "f" else "int64")
+        elif kind in "iuf" and not column.isna().any():
+            small = getattr(column.dtype, "itemsize", 8) < 8
+            if small or pd.api.types.is_extension_array_dtype(column):  # of which formulae does not take logarithms
+                found[name] = column.astype({"f": "float64", "u": "int64" if small else "uint64"}.get(kind, "int64"))
     return frame.assign(**found) if found else frame
 
 
