@@ -553,7 +553,8 @@ class Rounds(Training):
         """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
         begin_periods(self.model, self.x, self.y, lambda: self._value(self._part(0)))
         before = self.first = [p.detach().clone() for p in self.learnt]
-        shorter = self.x.ndim == 2 and shorten(self.model, self.x, self.narrow, ~self.narrow)
+        some = self.x.ndim == 2 and bool(self.narrow.any())
+        shorter = some and shorten(self.model, self.x, self.narrow, ~self.narrow)
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
