@@ -328,3 +328,16 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name):
     check_refusal(*REFUSED[name])
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_maximum_of_all_draws_mixes_none(seed):
+    """Taken off exponents and added again it has a derivative of rounding alone, some 1e-5 of the draw's in float32."""
+    generator = torch.Generator().manual_seed(seed)
+    x, theta = torch.randn(100, 10, generator=generator), 0.3 * torch.randn(4, 10, generator=generator)
+
+    def log_joint(theta):
+        parts = theta[:, None] * x
+        return -(parts.max() + (parts - parts.max()).exp().sum(-1).log()).sum(-1)
+
+    assert Guarded(LogJoint(log_joint)).log_joint(theta.requires_grad_()).shape == (4,)

@@ -235,6 +235,14 @@ class TestScales:
             assert 0.3 * unit < length < unit
         assert ends[1] == pytest.approx(ends[0], abs=0.01)
 
+    @pytest.mark.parametrize("rows", [1, N])
+    def test_inputs_of_whole_numbers(self, rows):
+        model, likelihood, _, _ = problem()
+        x = torch.arange(rows)[:, None] % 5 - 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            train_svgp(model, likelihood, (x, x[:, 0].cos().double()), rounds=1, progress=False)
+
     def test_models_of_a_batch(self):
         """Each has targets of its own, and the one of another scale is named."""
         q = gp.variational.CholeskyVariationalDistribution(M, batch_shape=torch.Size([2]))

@@ -174,7 +174,8 @@ def test_levels_that_are_noted(case):
     assert all(words in text for _, text in (of_table(table), *by_formulas))
     made = Formula("town[Bb] ~ x", table, family_of("bernoulli"))
     assert words in " ".join(made.notes)
-    assert not by_formula(clean(), "y ~ x + (1 | town)")[1]
+    for entries in (["Aa", "Bb"], ["-", "+"], ["*", "**"]):  # signs among signs stand for themselves
+        assert not by_formula(clean().assign(town=entries * 40), "y ~ x + (1 | town)")[1]
 
 
 def test_totals():
@@ -336,6 +337,8 @@ def test_identifiers_are_noted():
     days = table[["x", "y"]].assign(day=[20200131 + 100 * (k % 9) - 3 for k in range(80)])
     for text in (of_table(days)[1], by_formula(days.assign(day=days.day.astype(str)), "y ~ center(day)")[1]):
         assert "olumn 'day' reads as dates, such as 20200128, and is taken as a measurement" in text
+    gaps = days.assign(day=days.day.astype("Int64").where(days.index > 0))
+    assert "The table misses values: 1 of day" in by_formula(gaps, "y ~ day")[1]
     assert "column 'id' is a whole number" in by_formula(table.astype(object), "y ~ x + id")[1]
     zips = table[["x", "y"]].assign(zip=[f"{k % 9:05d}" for k in range(80)])
     assert "column 'zip' has entries that a zero leads, as codes have" in of_table(zips)[1]

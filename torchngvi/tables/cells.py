@@ -295,6 +295,7 @@ def _of_spellings(name: str, column: Any) -> list[str]:
         if len(some) > 1
     ]
     meant = set() if len(alike) == 1 < len(cells) else _WORDS  # none among numbers
+    meant = meant if any(sign.isalnum() for cell in cells for sign in str(cell)) else _PLACEHOLDERS  # + and -
     for some in (alike[word] for word in sorted(_PLACEHOLDERS - meant) if word in alike):
         rows = f"{column.isin(some).sum()} of {len(column)} rows"
         found.append(
@@ -392,9 +393,9 @@ def of_identifiers(
 
 def _are_days(column: Any) -> bool:
     """Whether numbers are days as 20200131 is."""
-    if not len(column) or not bool(column.between(18000101, 22001231).all() and (column % 1 == 0).all()):
-        return False
-    return bool(pd.to_datetime(column.astype(int).astype(str), format="%Y%m%d", errors="coerce").notna().all())
+    days = column.dropna().astype(np.float64)
+    near = 0 < len(days) == len(column) and bool((days.between(18000101, 22001231) & (days % 1 == 0)).all())
+    return near and bool(pd.to_datetime(days.astype(int).astype(str), format="%Y%m%d", errors="coerce").notna().all())
 
 
 def of_codes(frame: Any, names: Iterable[str], door: Door) -> tuple[str, ...]:
@@ -447,7 +448,7 @@ def of_totals(frame: Any, fewest: int = 3) -> tuple[str, ...]:
         if getattr(column.dtype, "kind", "O") in "iuf":
             numbers.append(pd.notna(last) and above.sum() != 0 and math.isclose(last, above.sum(), rel_tol=1e-9))
         elif isinstance(last, str) and _TOTALS.fullmatch(last):
-            words |= not (above == last).any()
+            words |= not (above.astype(str) == last).any()
     if not words and (len(numbers) < 2 or not all(numbers)):
         return ()
     return (

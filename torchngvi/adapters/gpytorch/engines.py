@@ -527,9 +527,10 @@ class Rounds(Training):
 
     def _units(self) -> Tensor:
         """The unit in which each learnt number moves: 1, or that of a narrow input for inducing points."""
-        Z, widths = self.strategy.inducing_points, self.x.reshape(-1, self.x.shape[-1]).std(0, correction=0)
+        Z = self.strategy.inducing_points
+        widths = self.x.to(Z).reshape(-1, self.x.shape[-1]).std(0, correction=0)
         self.narrow = (widths > 0) & (widths < _ROUNDS.narrow)
-        widths = torch.where(self.narrow, widths, 1.0).to(Z)
+        widths = torch.where(self.narrow, widths, 1.0)
         return torch.cat([(widths.expand_as(p) if p is Z else torch.ones_like(p)).flatten() for p in self.learnt])
 
     def rows(self, number: int, first: int | None = None) -> int:
@@ -553,8 +554,8 @@ class Rounds(Training):
         """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
         begin_periods(self.model, self.x, self.y, lambda: self._value(self._part(0)))
         before = self.first = [p.detach().clone() for p in self.learnt]
-        some = self.x.ndim == 2 and bool(self.narrow.any())
-        shorter = some and shorten(self.model, self.x, self.narrow, ~self.narrow)
+        x, narrow = self.x.to(self.strategy.inducing_points), self.narrow
+        shorter = x.ndim == 2 and bool(narrow.any()) and shorten(self.model, x, narrow, ~narrow)
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
