@@ -502,7 +502,7 @@ class Guarded(Target):
         return value
 
     def _check_separate(self, value: Tensor, theta: Tensor) -> None:
-        """Refuse, without a call, a function whose last value has a derivative by other draws, beyond float's rounding."""
+        """Refuse, without a call, a function whose last value has a derivative by other draws, beyond rounding."""
         self.doubted, across = False, None
         if not self.in_passes and self.processes is None:
             with suppress(RuntimeError):  # a graph for one backward pass, as of compiled functions
