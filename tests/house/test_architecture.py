@@ -14,11 +14,11 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 75_598,
+    "package lines": 75_600,
     "package files": 183,
     "numeric constants at module level": 168,
     "names of the front door": 44,
-    "test lines": 75_881,
+    "test lines": 75_889,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {

@@ -405,6 +405,14 @@ def test_a_pass_for_gradients_at_the_inputs(clears):
         optimizer.step()
 
 
+def test_passes_that_are_accumulated_by_hand():
+    model, _, optimizer, _ = attached(num_data=500)
+    parts = [torch.autograd.grad(F.cross_entropy(model(x), y) / 4, [*model.parameters()]) for x, y in [data(20)] * 4]
+    for p, *gradients in zip(model.parameters(), *parts, strict=True):
+        p.grad = sum(gradients)
+    optimizer.step()
+
+
 def test_a_head_whose_loss_passes_back_first():
     class Two(nn.ModuleList):
         def forward(self, x):

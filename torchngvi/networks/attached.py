@@ -117,7 +117,7 @@ class Watch:
         self._had: set[str] = set()  # the parameters with gradients in the first step
         self._left: list[Fetched] = []  # of these gradients where the second step passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
-        self._precision, self._pass = 0.0, -1  # the latter the number of the backward pass in which they were found
+        self._precision, self._pass, self._first = 0.0, -1, 0  # their last backward pass, and the first of the loss's own
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
 
@@ -224,7 +224,7 @@ class Watch:
                     kept = (torch.linalg.vector_norm(at, math.inf, -1) != 0).sum()
                     found = weigh_labels(rows, take_rows(at, most), count, kept, weights)
                 if own != self._pass and all(p.grad is None for p in self.q.parameters_of_network):
-                    self._found = []  # of a pass for gradients at the inputs
+                    self._first = len(self._found)  # those before are of a pass for gradients at the inputs, or by hand
                 self._found.append((Fetched(found), count))
                 self._pass = own
 
@@ -275,13 +275,14 @@ class Watch:
         read = [found.read() for found, _ in self._found]
         if not read or any(each is None for each in read):
             return
-        labels, self._found = sum(count for _, count in self._found), []
-        if isinstance(read[0], list):
-            self._say_of_loss(read, labels)
-        elif read[0] > explained:
+        labels, last = sum(count for _, count in self._found[self._first :]), read[self._first :]
+        self._found, self._first = [], 0
+        if isinstance(last[0], list):
+            self._say_of_loss(last, labels, sum(each[0] for each in read))
+        elif last[0] > explained:
             self._say("column")
 
-    def _say_of_loss(self, found: list[list[float]], labels: int, many: float = 0.1) -> None:
+    def _say_of_loss(self, found: list[list[float]], labels: int, whole: float, many: float = 0.1) -> None:
         """Say what the numbers of `weigh_labels` say of the loss of a first step."""
         # many: share of labels without a gradient; fewer, such as the last token of a text, hardly matter
         close = max(_CLOSE, 4 * self._precision)
@@ -295,7 +296,7 @@ class Watch:
         scaled = right and any(f.f_globals.get("__name__") == "torch.amp.grad_scaler" for f in frames())
         tests = {
             "softmax": probabilities == 1,
-            "total": right and abs(total - 1) > max(close, 0.01) and not scaled,
+            "total": right and min(abs(total - 1), abs(whole - 1)) > max(close, 0.01) and not scaled,
             "sigmoid": probabilities == 2 and spread >= close,
             "smoothed": wrong and residual < close < smooth < 1,
             "own weights": wrong and misfit < close and self._weights() is not None,
@@ -323,7 +324,7 @@ class Watch:
         if before is None or before[0] != now[0] or before[1] == now[1]:
             return
         self._changes += 1
-        self._found = []  # a pass before that is no part of the step, as the first one of SAM
+        self._found, self._first = [], 0  # a pass before that is no part of the step, as the first one of SAM
         if self._changes >= unseen:
             raise InputError(
                 f"The weights were changed {self._changes} times in training without a step() of the optimizer that q "

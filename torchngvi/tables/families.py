@@ -353,8 +353,9 @@ class _OfLink(Family):
         left = y[0][:0] if self.discrete else (LINKS[self.link](self.checked(y)[0]) - offset)[weights > 0]
         rounding = 2.0**-51 * float((offset.abs().max() + left.abs().max()) * offset.any()) if len(left) else 0.0
         if len(left) > 1 and bool(((left - left[0]).abs() <= rounding).all()):
+            what = "its offset plus one number" if offset.any() else f"{float(y[0][weights > 0][0]):g}"
             raise InputError(
-                f"the outcome is {float(y[0][weights > 0][0]):g} in all {len(left)} rows, so that there is no "
+                f"the outcome is {what} in all {len(left)} rows, so that there is no "
                 f"{self.parameters[0]} to be learned. Check which column is the outcome, and which rows are left."
             )
         return self
