@@ -117,7 +117,7 @@ class Watch:
         self._had: set[str] = set()  # the parameters with gradients in the first step
         self._left: list[Fetched] = []  # of these gradients where the second step passes back
         self._found: list[tuple[Fetched, int]] = []  # of the loss, with the numbers of labels
-        self._precision, self._pass, self._first = 0.0, -1, 0  # their last backward pass, and the first of the loss's own
+        self._precision, self._pass, self._first = 0.0, -1, 0  # their last pass, and the first of the loss itself
         self._written: tuple[int, int] | None = None
         self._changes, self._compared = 0, False
 
