@@ -237,8 +237,7 @@ class TestScales:
 
     @pytest.mark.parametrize("rows", [1, N])
     def test_inputs_of_whole_numbers(self, rows):
-        model, likelihood, _, _ = problem()
-        x = torch.arange(rows)[:, None] % 5 - 2
+        (model, likelihood, *_), x = problem(), torch.arange(rows)[:, None] % 5 - 2
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             train_svgp(model, likelihood, (x, x[:, 0].cos().double()), rounds=1, progress=False)

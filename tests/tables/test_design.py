@@ -82,8 +82,9 @@ class TestDesigns:
         np.testing.assert_allclose(design.X[:, 3], np.sin(table.x) * table["a b"], rtol=1e-15)
         assert design.names == ("Intercept", "np.sin(x)", "a b", "np.sin(x):a b", "I(x ** 2)")
 
-    def test_of_few_bits(self, table):
-        narrow = table.astype({"x": "uint8", "time": "float32", "y": "Int64"})
+    @pytest.mark.parametrize("kind", ["uint8", "uint64", "UInt64"])
+    def test_of_few_bits_or_without_a_sign(self, table, kind):
+        narrow = table.astype({"x": kind, "time": "float32", "y": "Int64"})
         formula = made("y ~ I(x - 10) + log(time)", narrow)
         np.testing.assert_allclose(formula.design.X[:, 1], table.x - 10, rtol=0)
         np.testing.assert_allclose(formula.design.X[:, 2], np.log(table.time), rtol=1e-15)

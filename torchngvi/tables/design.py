@@ -877,9 +877,9 @@ def _in_order(frame: Any) -> Any:
             found[name] = column.cat.as_ordered()
         # an 8-bit x of 5 would make I(x - 10) 251, and a 32-bit one log(x) of seven digits
         elif kind in "iuf" and not column.isna().any():
-            small = getattr(column.dtype, "itemsize", 8) < 8
-            if small or pd.api.types.is_extension_array_dtype(column):  # of which formulae does not take logarithms
-                found[name] = column.astype({"f": "float64", "u": "int64" if small else "uint64"}.get(kind, "int64"))
+            wide = kind == "u" and len(column) > 0 and column.max() >= 2**63
+            # nor does formulae take logarithms of columns of pandas' own dtypes
+            found[name] = column.astype("float64" if kind == "f" else "uint64" if wide else "int64")
     return frame.assign(**found) if found else frame
 
 
