@@ -235,12 +235,15 @@ class TestScales:
             assert 0.3 * unit < length < unit
         assert ends[1] == pytest.approx(ends[0], abs=0.01)
 
-    @pytest.mark.parametrize("rows", [1, N])
-    def test_inputs_of_whole_numbers(self, rows):
-        (model, likelihood, *_), x = problem(), torch.arange(rows)[:, None] % 5 - 2
+    @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (N, 1), (N, 4)])
+    def test_inputs_of_whole_numbers(self, rows, columns):
+        generator, (_, likelihood, *_) = torch.Generator().manual_seed(0), problem()
+        x = torch.randint(9, (rows, columns), generator=generator)
+        model = Model(Z=torch.linspace(-2.0, 2.0, M)[:, None].expand(M, columns).clone()).double()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            train_svgp(model, likelihood, (x, x[:, 0].cos().double()), rounds=1, progress=False)
+            warnings.simplefilter("ignore", ScaleWarning)
+            train_svgp(model, likelihood, (x, x[:, 0].sin().double()), progress=False)
 
     def test_models_of_a_batch(self):
         """Each has targets of its own, and the one of another scale is named."""

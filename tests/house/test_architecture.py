@@ -18,7 +18,7 @@ CEILINGS = {
     "package files": 183,
     "numeric constants at module level": 168,
     "names of the front door": 44,
-    "test lines": 75_889,
+    "test lines": 75_892,
 }
 # How many files of the package run in each of the seven ways into it, by `python benchmarks/house.py --paths`.
 FILES_OF_A_PATH = {

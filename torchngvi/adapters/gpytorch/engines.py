@@ -508,7 +508,8 @@ class Rounds(Training):
         check_repeats(model, x)
         super().__init__(target, count(x))
         self.strategy, self.several = target.strategy, bool(target.posterior.batch_shape)
-        self.x, self.y, self.most_rounds = x, y, most
+        self.x = x if x.is_floating_point() else x.to(self.strategy.inducing_points)
+        self.y, self.most_rounds = y, most
         order = torch.randperm(self.num_data, generator=torch.Generator().manual_seed(0)).to(x.device)
         # a noise for each row is for all rows in their order
         self.order = None if isinstance(likelihood, FixedNoiseGaussianLikelihood) else order
@@ -527,10 +528,9 @@ class Rounds(Training):
 
     def _units(self) -> Tensor:
         """The unit in which each learnt number moves: 1, or that of a narrow input for inducing points."""
-        Z = self.strategy.inducing_points
-        widths = self.x.to(Z).reshape(-1, self.x.shape[-1]).std(0, correction=0)
+        Z, widths = self.strategy.inducing_points, self.x.reshape(-1, self.x.shape[-1]).std(0, correction=0)
         self.narrow = (widths > 0) & (widths < _ROUNDS.narrow)
-        widths = torch.where(self.narrow, widths, 1.0)
+        widths = torch.where(self.narrow, widths, 1.0).to(Z)
         return torch.cat([(widths.expand_as(p) if p is Z else torch.ones_like(p)).flatten() for p in self.learnt])
 
     def rows(self, number: int, first: int | None = None) -> int:
@@ -554,8 +554,8 @@ class Rounds(Training):
         """Begin at the periods of the targets; lengthen length scales that relate no rows; choose points left open."""
         begin_periods(self.model, self.x, self.y, lambda: self._value(self._part(0)))
         before = self.first = [p.detach().clone() for p in self.learnt]
-        x, narrow = self.x.to(self.strategy.inducing_points), self.narrow
-        shorter = x.ndim == 2 and bool(narrow.any()) and shorten(self.model, x, narrow, ~narrow)
+        some = self.x.ndim == 2 and bool(self.narrow.any())
+        shorter = some and shorten(self.model, self.x, self.narrow, ~self.narrow)
         longer = lengthen(self.model, self.x)
         if left_open(self.strategy):
             choose_inducing_points(self.strategy, self.x)
