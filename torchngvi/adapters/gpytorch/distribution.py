@@ -184,7 +184,11 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
         return not isinstance(self.posterior, FlatGaussian) and self.posterior.structure.widest == 1
 
     def forward(self) -> MultivariateNormal:
-        """q(u), (*batch, M), as a distribution of GPyTorch, differentiable in the probes of the posterior."""
+        """q(u), (*batch, M), as a distribution of GPyTorch, differentiable in the probes of the posterior.
+
+        Raises:
+            InputError: the probes are no longer zero; autocast, under which kernels have half precision.
+        """
         self.check_autocast()
         self._warn_if_idle()
         probes = self.posterior.mean_probe, self.posterior.root_probe
@@ -242,7 +246,11 @@ class NaturalGradientVariationalDistribution(_VariationalDistribution):
 
     @torch.no_grad()
     def initialize_variational_distribution(self, prior_dist: MultivariateNormal) -> None:
-        """Start q at the prior, with a little noise on the mean; a strategy calls this once."""
+        """Start q at the prior, (*batch, M), with a little noise on the mean; a strategy calls this once.
+
+        Raises:
+            InputError: a prior covariance without a Cholesky factor; autocast.
+        """
         self.check_autocast()
         mean = prior_dist.mean.expand(self.shape())
         noise = self.mean_init_std * torch.randn_like(mean)
