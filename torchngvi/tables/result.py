@@ -678,7 +678,7 @@ class TableResult:
         if "trials" in self.family.extra:  # the rows with a success, and those with a failure
             some = here & (rows.y[0] > 0), here & (rows.y[0] < rows.y[1])
             X = torch.cat([rows.X[part] for part in some])
-            lines += describe_separation(rows.names, separating(X, torch.arange(len(X)) < some[0].sum()))
+            lines += describe_separation(rows.names, separating(X, torch.arange(len(X), device=X.device) < some[0].sum()))
         if self.family.outcomes and not self.family.intercept:  # ordered: what separates them at every threshold
             cuts = [separating(rows.X[here], rows.y[0][here] >= k) for k in range(1, len(self.family.outcomes))]
             found = (sorted(set.intersection(*map(set, places))) for places in zip(*cuts, strict=True))
