@@ -557,7 +557,7 @@ def printed(capsys) -> str:
 
 
 COMMANDS = [
-    ("-999 for missing values", TABLE.assign(a=TABLE.a.where(TABLE.index > 10, -999)), (), "holds -999 in 11 of 60 rows"),
+    ("-999 for missing values", TABLE.assign(a=TABLE.a.where(TABLE.index > 10, -999)), (), "-999 in 11 of 60 rows"),
     ("rows that were pasted twice", pd.concat([TABLE, TABLE]), (), "120 of 120 rows are there more than once"),
     ("a copy of the target among the columns", TABLE.assign(outcome=TABLE.died), (), "outcome separates the classes"),
     ("dates", TABLE.assign(day=pd.date_range("2020", periods=60).astype(str)), (), "holds dates"),

@@ -677,8 +677,8 @@ class TableResult:
             lines += [f"{listed(labels)}{first}{line}" for line, labels in said.items()]
         if "trials" in self.family.extra:  # the rows with a success, and those with a failure
             some = here & (rows.y[0] > 0), here & (rows.y[0] < rows.y[1])
-            X = torch.cat([rows.X[part] for part in some])
-            lines += describe_separation(rows.names, separating(X, torch.arange(len(X), device=X.device) < some[0].sum()))
+            X, won = torch.cat([rows.X[part] for part in some]), torch.cat([some[0][some[0]], ~some[1][some[1]]])
+            lines += describe_separation(rows.names, separating(X, won))
         if self.family.outcomes and not self.family.intercept:  # ordered: what separates them at every threshold
             cuts = [separating(rows.X[here], rows.y[0][here] >= k) for k in range(1, len(self.family.outcomes))]
             found = (sorted(set.intersection(*map(set, places))) for places in zip(*cuts, strict=True))
