@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 # How large the house may be, in the words of `python benchmarks/house.py`: a change that makes it smaller lowers these
 # to what it reaches, and one that raises a ceiling says in its message what the reader gets for it.
 CEILINGS = {
-    "package lines": 75_608,
+    "package lines": 75_609,
     "package files": 183,
     "numeric constants at module level": 168,
     "names of the front door": 44,

@@ -442,6 +442,7 @@ def classify(function: Any) -> Target | Callable[[], Tensor]:
     if not callable(function) or isinstance(function, Posterior | type):
         raise InputError(
             f"step takes a model, a log joint of theta, or a closure that returns the loss; got {kind_of(function)}."
+            + " Call its own fit()." * hasattr(function, "fit")
         )
 
     def binds(*arguments: object) -> bool:
