@@ -577,12 +577,12 @@ def _ends(found: Calibrated, trained: float, q: NetworkGaussian, noticed: float 
         )
     if len(factors) > 1 and (factor == factors[0] or factor >= 8):
         closely = "the network fits its training labels much more closely than new ones, " if factor >= 8 else ""
-        more = "Standardise the labels, train for fewer steps or with a larger prior_precision, and t"
-        remedy = more if factor >= 8 else "T"
+        fewer = "Standardise the labels, train for fewer steps or with a larger prior_precision, and train"
+        remedy = fewer if factor >= 8 else "Train"
         yield (
             f"The factor of the noise, {factor:.3g}, is far from 1, of {factors[0]:g} to {factors[-1]:g} tried: "
             f"{closely}the scale of the noise is not that of the labels, or the loss is not that of the likelihood. "
-            f"{remedy}rain with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
+            f"{remedy} with networks.Gaussian(scale).loss(output, y), the scale another one or learned."
         )
     yield q.likelihood.doubt()
     yield None if q.ending is None else q.ending()

@@ -28,7 +28,7 @@ def cholesky(
 ) -> tuple[Tensor, Tensor]:
     """Factor A = L Lᵀ with L lower triangular, and say for which members that worked."""
     if matrix.dtype in (torch.float16, torch.bfloat16):
-        raise InputError(f"torch factors no matrices in {matrix.dtype}; convert the posterior by q.float()")
+        raise InputError(f"torch factors no matrices in {matrix.dtype}; convert the posterior by q.float().")
     factor, info = torch.linalg.cholesky_ex(matrix, check_errors=False)
     # a NaN or an infinity anywhere reaches the diagonal, which is positive elsewhere
     return factor, info < (factor.diagonal(dim1=-2, dim2=-1).sum(-1) < torch.inf)  # 0 < 1, and else not

@@ -730,7 +730,7 @@ class PosteriorOptimizer(torch.optim.Optimizer):
         for q, group in zip(self.posteriors, state_dict["param_groups"], strict=False):
             rejections = state_dict["state"].get(group["params"][0], {}).get("rejections", q.mean_probe[..., 0])
             if rejections.shape != q.batch_shape:
-                batches = f"{tuple(rejections.shape)}, and q is of {tuple(q.batch_shape)}"
+                batches = f"{tuple(rejections.shape)}, and q is of {tuple(q.batch_shape)}. Load one that is of q"
                 raise InputError(f"this state dict is of a posterior of the batch shape {batches}.")
         super().load_state_dict(state_dict)  # by __setstate__
         saved = self.state[self.posteriors[0].mean_probe].get("generators", {})
